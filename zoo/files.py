@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import tempfile
@@ -18,13 +19,17 @@ from typing import Any, BinaryIO
 from vla_gym import reading
 from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|replaced)-(?:(?P<host>[\w-]+)-)?(?P<pid>\d{1,10})")
+_TEMPORARY = re.compile(
+    r"\.(?P<name>.+)\.(?P<kind>partial|replaced)-(?:(?P<host>\w+)-)?(?P<pid>\d{1,10})(?:-(?P<token>[0-9a-f]{8}))?"
+)
 """Names of what is being written, and of what is being replaced, by which process of which machine."""
 _HOST = re.sub(r"[^\w]", "_", platform.node()) or "here"
+_TOKEN = secrets.token_hex(4)
+"""Of this process: in a container that was started again the former one had its id, too."""
 
 
 def _temporary(path: Path, kind: str) -> Path:
-    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}")
+    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{_TOKEN}")
 
 
 @contextmanager
@@ -94,8 +99,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     recover_folders(folder.parent)
     partial, replaced = _temporary(folder, "partial"), _temporary(folder, "replaced")
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
     try:
         with _naming(folder):
             partial.mkdir()
@@ -136,15 +139,16 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0
 
 
-def recover_folders(parent: Path) -> None:
+def recover_folders(parent: Path, *, alone: bool = False) -> None:
     """Put back what a process that was killed had set aside in `parent`, and remove what it had half written.
 
-    Only of processes of this machine that are gone; nothing happens where `parent` cannot be written.
+    Only of processes of this machine that are gone; with `alone`, where a lock keeps other processes from writing
+    folders in `parent`, every such folder. Nothing happens where `parent` cannot be written.
     """
     with suppress(OSError):
         for entry in sorted(parent.iterdir()):
             found = _TEMPORARY.fullmatch(entry.name)
-            if found is None or (found["host"] or _HOST) != _HOST or _runs(int(found["pid"])):
+            if found is None or not ((alone and entry.is_dir()) or _is_gone(found)):
                 continue
             with suppress(OSError):
                 if found["kind"] == "replaced" and not (parent / found["name"]).exists():
@@ -165,6 +169,14 @@ def remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
+
+
+def _is_gone(found: re.Match[str]) -> bool:
+    """Whether the process that made a temporary name was one of this machine, and has ended."""
+    if (found["host"] or _HOST) != _HOST:
+        return False
+    pid = int(found["pid"])
+    return found["token"] != _TOKEN if pid == os.getpid() else not _runs(pid)
 
 
 def _runs(pid: int) -> bool:

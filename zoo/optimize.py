@@ -8,6 +8,7 @@ and several processes may share it, all with the same settings.
 from __future__ import annotations
 
 import csv
+import os
 import shlex
 import signal
 import statistics
@@ -56,6 +57,15 @@ _SETTINGS = "settings"
 _MAY_CHANGE = ("seed", "device", "num_threads")
 """Fields of `RunConfig` that do not make another search; the seeds of all runs are compared by themselves."""
 _MOST_SHOWN = 4
+_TRIAL = """
+import sys
+from vla_gym.system.child import end_with_parent
+end_with_parent(int(sys.argv.pop(1)))
+from zoo.cli.main import guarded
+from zoo.train import run
+sys.exit(guarded(run))
+"""
+"""`zoo.train`, after the id of the process that it ends with."""
 
 
 def parser() -> OneLineParser:
@@ -197,7 +207,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _trained(argv: Sequence[str]) -> tuple[int, str]:
     """Run `zoo.train`, which ends with this process; return its exit code and what it said on stderr."""
-    command = [sys.executable, "-m", "zoo.train", *argv]
+    command = [sys.executable, "-c", _TRIAL, str(os.getpid()), *argv]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
     try:
         _, said = child.communicate()

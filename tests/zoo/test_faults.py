@@ -185,6 +185,43 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_what_a_killed_machine_left_is_gone_after_the_next_start(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is started anew, or the next node of a queue, has another name."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    run = Path(RUN)
+    (run / "best").rename(run / ".best.replaced-another_machine-1")
+    (run / "checkpoints" / ".step_9.partial-another_machine-1").mkdir()
+    assert in_child(lambda: main(["train", "-i", RUN, "-n", "128", "--device", "cpu"]), tmp_path / "said") == 0
+    assert (run / "best").is_dir()
+    assert not list(run.rglob(".*"))
+
+
+def test_a_kill_while_the_checkpoints_of_a_fine_tuning_are_removed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    remove = shutil.rmtree
+
+    def killed() -> int:
+        def die_within(folder: Path, **options: Any) -> None:
+            if "checkpoints" in folder.name:
+                next(path for path in folder.rglob("*") if path.is_file()).unlink()
+                die()
+            remove(folder, **options)
+
+        monkeypatch.setattr(shutil, "rmtree", die_within)
+        return main([*SFT, "-n", "2", "--save-freq", "1", "--eval-episodes", "0", "-params", *TINY])
+
+    assert in_child(killed, said := tmp_path / "said") == KILLED, said.read_text()
+    assert in_child(lambda: main(["sft", "-i", "logs/sft/Toy-Reach_1"]), said) == 2
+    assert "has made all its 2 updates" in said.read_text()
+    assert not list(Path("logs/sft").rglob(".*"))
+
+
 WRITERS = {
     "train": [*TRAIN, *SHORT, "-n", "64", "-f", "new", *PARAMS],
     "train on": ["train", "-i", RUN, "-n", "128", "--device", "cpu"],

@@ -124,7 +124,8 @@ def test_a_kill_at_any_step_leaves_the_folder_as_it_was_or_is_to_be(
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     host = files._HOST
-    (tmp_path / f".best.partial-{host}-{os.getpid()}").mkdir()
+    (tmp_path / f".best.partial-{host}-{os.getpid()}-{files._TOKEN}").mkdir()
+    (tmp_path / f".best.partial-{host}-{os.getppid()}-01234567").mkdir()
     (tmp_path / f".best.partial-another_machine-{2**22 + 1}").mkdir()
     (tmp_path / ".hidden").mkdir()
     before = sorted(tmp_path.iterdir())
@@ -133,6 +134,23 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f".best.replaced-{2**22 + 1}").mkdir()  # as version 0.1 named it
     recover_folders(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "best"])
+
+
+def test_what_an_earlier_process_of_the_same_number_left_is_put_in_order(tmp_path: Path) -> None:
+    """In a container that is started again the command has the number that it had."""
+    (tmp_path / f".best.replaced-{files._HOST}-{os.getpid()}-01234567").mkdir()
+    (tmp_path / f".step_8.partial-{files._HOST}-{os.getpid()}").mkdir()  # as an earlier version named it
+    recover_folders(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_who_alone_writes_folders_puts_those_of_other_machines_in_order(tmp_path: Path) -> None:
+    (tmp_path / ".best.replaced-another_machine-1-01234567").mkdir()
+    (tmp_path / ".step_8.partial-another_machine-1-01234567").mkdir()
+    evaluating = tmp_path / ".results.json.partial-another_machine-1-01234567"
+    evaluating.touch()
+    recover_folders(tmp_path, alone=True)
+    assert sorted(tmp_path.iterdir()) == [evaluating, tmp_path / "best"]
 
 
 def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import SUCCESS
+from zoo.imitation.setup import SFTTrainer
 from zoo.imitation.weights import NothingSolved, weighed
 
 pytest.importorskip("pyarrow")
@@ -184,6 +185,25 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_stopped_goes_on(
     assert [weights(1), weights(2)] == whole
     assert len((RUN / "command.txt").read_text().splitlines()) == 2
     assert "has done its 2 rounds; for more give --rounds, e.g. --rounds 4" in complaint(capsys, "-i", str(RUN))
+
+
+@pytest.mark.processes
+def test_a_round_that_was_killed_before_its_evaluation_was_written_is_learned_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Stands in for SIGKILL."""
+
+    def kill(self: SFTTrainer, *given: Any, **facts: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SFTTrainer, "write_evaluation", kill)
+        with pytest.raises(Killed):
+            improve.run([*TOY, *SIZE, "--rounds", "1", "--weight", "none", *TINY])
+    assert (RUN / "round_1/sft/Toy-Reach_1/best").is_dir()
+    assert improve.run(["-i", str(RUN)]) == 0
+    assert "\nround 1: success " in capsys.readouterr().out
 
 
 def learn_from(most: int) -> Callable[..., Any]:

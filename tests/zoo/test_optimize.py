@@ -19,7 +19,7 @@ from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.search_space import Span, drawn_values
-from zoo.optimize import Search, draw, run
+from zoo.optimize import Search, _trained, draw, run
 from zoo.train import parser as train_parser
 
 pytestmark = pytest.mark.processes
@@ -182,7 +182,7 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), (run / "ended").touch
 run.mkdir(parents=True)
 {then}
 """
-"""In the place of Python, for `-m zoo.train`."""
+"""In the place of Python, for a training."""
 
 
 def replace_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str) -> Path:
@@ -229,6 +229,37 @@ def test_a_signal_ends_the_training_too(
     sender.join()
     assert (folder / "ended").is_file()
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_training_ends_with_a_search_that_is_killed(tmp_path: Path) -> None:
+    search = os.fork()
+    if not search:
+        try:
+            _trained(["--env", "Toy-Reach", "-n", "100000", "-f", str(tmp_path), "--device", "cpu"])
+        finally:
+            os._exit(1)
+    children = Path(f"/proc/{search}/task/{search}/children")
+    while not list(tmp_path.rglob("monitor.csv")):
+        time.sleep(0.1)
+    (training,) = map(int, children.read_text().split())
+    os.kill(search, signal.SIGKILL)
+    os.waitpid(search, 0)
+    deadline = time.monotonic() + 20.0
+    try:
+        while is_running(training):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(training, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and no zombie, which its new parent may leave it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_run_that_fails_says_its_own_last_line(

@@ -304,8 +304,11 @@ def find_stopped_run(path: str) -> ResumePoint:
 
 
 def has_ended(run: RunFolder) -> bool:
-    """Whether a run of fine-tuning has made all its updates and was concluded."""
-    return not run.saved_steps() and holds_policy(run.best) and _updates(run) == run.config().n_timesteps
+    """Whether a run of fine-tuning has made all its updates, was evaluated after them, and was concluded."""
+    if run.saved_steps() or not holds_policy(run.best):
+        return False
+    updates = run.config().n_timesteps
+    return _updates(run) == updates and not lacks_evaluation(run, updates)
 
 
 def _updates(run: RunFolder) -> int:

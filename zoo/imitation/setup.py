@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +27,7 @@ from zoo.distributed.agreement import check_same, check_same_weights
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.files import quoted, read_json
+from zoo.files import quoted, read_json, remove_folder
 from zoo.imitation.paraphrases import check_taught, paraphrases_of, read_paraphrases
 from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 from zoo.imitation.sft import SFT
@@ -166,7 +165,8 @@ class SFTTrainer(Trainer):
         run = self.run
         if evaluator is None:
             save_best(self.model.policy, run.best, success=0.0, num_timesteps=self.model.num_timesteps)
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        if run.checkpoints.is_dir():
+            remove_folder(run.checkpoints)
         if evaluator is not None:
             record = read_json(run.path / EVALUATION_FILE)
             _logger.info(self.table([EpisodeRecord(**episode) for episode in record["episodes"]]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluated_line, evaluation_metrics
 from zoo.evaluation.statistics import overall_rate
+from zoo.files import remove_folder
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress
@@ -88,7 +88,7 @@ class CheckpointCallback(BaseCallback):
         self._saved = self._write(self.model, self._run.checkpoints)
         if self._keep is not None and self.model.process_group.is_first:
             for step in self._run.saved_steps()[: -self._keep]:
-                shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
+                remove_folder(self._run.checkpoint(step))
 
     def _on_training_start(self) -> None:
         self._last_step = self.model.num_timesteps

@@ -29,7 +29,7 @@ from zoo.distributed.agreement import check_same_command
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
 from zoo.distributed.process_group import ProcessGroup, check_device, join
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.files import missing_folders, quoted, remove_empty
+from zoo.files import missing_folders, quoted, recover_folders, remove_empty
 from zoo.runs.folder import (
     RunFolder,
     closing_lines,
@@ -134,6 +134,8 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     else:
         run = create_run_folder(job.log_folder, config.algo, config.env)
     cleanup.enter_context(locked(run, instead))
+    for parent in (run.path, run.checkpoints):
+        recover_folders(parent, alone=True)
     if own is not None and run.saved_steps()[-1:] != [own.step]:
         raise BadValue(f"another process went on with '{run.path}' while this one began; repeat the command")
     if job.resume is not None:
