@@ -6,7 +6,7 @@ the share solved within the horizons of each protocol.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import replace
 
 import numpy as np
@@ -47,4 +47,6 @@ def main(tasks: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(MT10))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tasks", nargs="*", default=list(MT10), metavar="TASK", help="default: MT10's")
+    main(parser.parse_args().tasks)

@@ -9,7 +9,7 @@ the nearest to the mean, where trials choose that on the validation split.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -56,4 +56,6 @@ def main(seeds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(seed) for seed in sys.argv[1:]] or [1, 2, 3])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seeds", nargs="*", type=int, default=[1, 2, 3], metavar="SEED", help="default: 1 2 3")
+    main(parser.parse_args().seeds)

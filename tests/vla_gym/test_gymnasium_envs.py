@@ -49,6 +49,12 @@ class Yard(gym.Env):
 def nearly(info):
     return info["far"] > 1.0
 
+class Unlimited(Yard):
+    action_space = gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,))
+
+def several():
+    return gym.vector.SyncVectorEnv([Yard, Yard])
+
 def limited(steps):
     return gym.wrappers.TimeLimit(Yard(render_mode="rgb_array"), steps)
 
@@ -143,6 +149,10 @@ def test_what_cannot_be_driven_is_said_at_once() -> None:
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go", state="arm", id="Arm")
     import their_yard
 
+    with pytest.raises(BadValue, match="must be a Box with finite bounds, got Box"):  # float32's largest is infinity
+        vla_gym.from_gymnasium(their_yard.Unlimited, "go", horizon=5)
+    with pytest.raises(BadValue, match=r"their_yard:several makes a SyncVectorEnv, expected one gymnasium.Env"):
+        vla_gym.from_gymnasium(their_yard.several, "go", horizon=5)
     with pytest.raises(BadValue, match="give horizon="):
         vla_gym.from_gymnasium(their_yard.Yard, "go")
     vla_gym.from_gymnasium("their_yard:Yard-v0", "go")

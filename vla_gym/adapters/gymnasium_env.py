@@ -167,15 +167,25 @@ def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered:
     target = pkgutil.resolve_name(env)
     if "render_mode" not in inspect.signature(target).parameters:
         asked = {}
-    made: gym.Env[Any, Any] = target(**{**asked, **kwargs})
+    made = target(**{**asked, **kwargs})
+    if not isinstance(made, gym.Env):
+        raise BadValue(f"{env} makes a {type(made).__name__}, expected one gymnasium.Env")
     return made
 
 
 def action_bounds(space: gym.Space[Any], env: str) -> tuple[np.ndarray, np.ndarray]:
     """Return what -1 and +1 mean, float64 `[A]`; raises `BadValue` for actions that are no bounded vectors."""
-    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+    if not isinstance(space, gym.spaces.Box) or not has_bounds(space).all():
         raise BadValue(f"actions of {env} must be a Box with finite bounds, got {space}; wrap it, e.g. RescaleAction")
     return space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+
+
+def has_bounds(space: gym.spaces.Box) -> np.ndarray:
+    """Return which entries have both bounds, bool of the space's shape.
+
+    Bounds that are millions apart are none: many spaces have float32's largest number for infinity.
+    """
+    return space.high.astype(np.float64) - space.low.astype(np.float64) < _UNBOUNDED
 
 
 def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | None:
@@ -205,12 +215,9 @@ def picture_space(space: gym.Space[Any], image: str | None) -> None:
 
 
 def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
-    """Return the state, float32 `[S]`, entries that have both bounds in [-1, 1].
-
-    Bounds that are millions apart are none: many spaces have float32's largest number for infinity.
-    """
+    """Return the state, float32 `[S]`, entries that have both bounds (`has_bounds`) in [-1, 1]."""
     low_S, high_S = space.low.astype(np.float64), space.high.astype(np.float64)
-    bounded_S = (high_S > low_S) & (high_S - low_S < _UNBOUNDED)
+    bounded_S = (high_S > low_S) & has_bounds(space)
     span_S = np.where(bounded_S, high_S - low_S, 2.0)
     scaled_S = np.where(bounded_S, 2.0 * (value_S - np.where(bounded_S, low_S, 0.0)) / span_S - 1.0, value_S)
     return scaled_S.astype(np.float32)

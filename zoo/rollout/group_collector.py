@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_gym.errors import BadValue
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.round_collector import RoundCollector
@@ -126,13 +127,15 @@ def _indices(mask_P: Tensor) -> list[int]:
 
 
 def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
-    """Raise unless sub-environments g*G .. g*G + G-1, which are compared, began in one state."""
+    """Raise `BadValue` unless sub-environments g*G .. g*G + G-1, which are compared, began in one state."""
     for first in range(0, len(start_states), group_size):
         members = start_states[first : first + group_size]
         if len(set(members)) != 1:
-            raise AssertionError(
+            raise BadValue(
                 f"group {first // group_size} (sub-environments {first} .. {first + group_size - 1}) began in "
-                f"{len(set(members))} different states: {', '.join(state[:_SHORT] for state in members)}"
+                f"{len(set(members))} different states: {', '.join(state[:_SHORT] for state in members)}; "
+                "reset must restore a start state exactly: what is random in a Gymnasium environment is drawn from "
+                "self.np_random after super().reset(seed=seed)"
             )
 
 
