@@ -46,7 +46,7 @@ def parser() -> OneLineParser:
         p,
         steps="updates",
         eval_default="0: at the end (default)",
-        save_default="0: when stopped (default)",
+        save_default="0: when stopped (default: a quarter of -n)",
         num_envs=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
         params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
         recipes="recipes of PPO",

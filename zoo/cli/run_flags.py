@@ -240,11 +240,12 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     """Return the configuration of a fresh run: `-params` over the PPO entry's environment and policy settings."""
     policy, entry, values = _tuned(args, "ppo", _asked_settings(args))
     episodes = defaults_of(RunConfig)["eval_episodes"] if args.eval_episodes is None else args.eval_episodes
+    num_updates = args.n_updates or DEFAULT_UPDATES
     config = RunConfig(
         algo="sft",
         env=args.env,
         policy=policy,
-        n_timesteps=args.n_updates or DEFAULT_UPDATES,
+        n_timesteps=num_updates,
         num_envs=max(1, min(args.num_envs or DEFAULT_NUM_ENVS, episodes)),
         seed=_seed(args),
         eval_episodes=episodes,
@@ -253,7 +254,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs=asdict(SFTConfig(**_given_sft(args, *_SFT_PLACE, *_SFT_FIXED))),
         entry=entry,
-        **{"eval_freq": 0, **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
+        **{"eval_freq": 0, "save_freq": max(1, num_updates // 4), **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
     )
     check_arithmetic(config)
     return with_start_states(config, asked=args.eval_episodes is not None)

@@ -45,6 +45,14 @@ def test_a_dataset_is_named_once(tmp_path: Path, run: RunFolder, capsys: pytest.
     assert "names" in complaint(capsys, run.path, "--dataset", str(demos), str(demos))
 
 
+@pytest.mark.parametrize(
+    ("flags", "updates"), [([], 250), (["-n", "10"], 2), (["-n", "3"], 1), (["--save-freq", "0"], 0)]
+)
+def test_a_checkpoint_is_due_every_quarter(flags: list[str], updates: int) -> None:
+    args = sft.parser().parse(["--env", "Toy-Reach", "--dataset", "x", *flags])
+    assert resolve_new_finetuning(args).save_freq == updates
+
+
 def complaint(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> str:
     """The one line that `zoo.sft -i` ends with."""
     assert guarded(sft.run, ["-i", str(path), *flags]) == 2
