@@ -310,25 +310,31 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as
         suite=find_benchmark(env).suite,
         settings=kwargs,
         to_act=True,
-        start_of=lambda family: _start_weights(env, family, by_recipe=by_recipe),
+        start_of=lambda family: _recipe(env, family, by_recipe=by_recipe).get("policy", {}),
         action_dim=find_benchmark(env).action_dim,
     )
     # What it learns by does not matter to a policy that only acts.
-    recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
-    values = over_recipe(recipe, policy, {"policy_kwargs": kwargs})
+    recipe = _recipe(env, policy.family, by_recipe=by_recipe)
+    acting = {name: value for name, value in recipe.items() if name != "policy_kwargs"}
+    values = over_recipe(acting, policy, {"policy_kwargs": kwargs})
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
 
 
-def _start_weights(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
-    """Return the `policy` block of the recipe; of a checkpoint that is not read by the recipe's program without the
-    options that say how this does."""
-    block = acting_recipe(env, family).get("policy", {})
+def _recipe(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
+    """Return the settings of the recipe; of a checkpoint that is not read by the recipe's program without what is this
+    program's: the options that say how it reads pictures, and the benchmark's protocol."""
+    recipe = acting_recipe(env, family)
+    block = recipe.get("policy", {})
     if by_recipe or "options" not in block:
-        return block
+        return recipe
     from vla_policies.registry import family_class  # the class brings torch
 
-    left_out = family_class(family).program_options
-    return {**block, "options": {name: value for name, value in block["options"].items() if name not in left_out}}
+    program, options = family_class(family).program_options, block["options"]
+    if not set(program) & set(options):
+        return recipe
+    kept = {name: value for name, value in options.items() if name not in program}
+    env_kwargs = {name: value for name, value in recipe.get("env_kwargs", {}).items() if name != "protocol"}
+    return {**recipe, "policy": {**block, "options": kept}, "env_kwargs": env_kwargs}
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:

@@ -65,6 +65,17 @@ def test_a_checkpoint_is_read_as_its_makers_do_outside_of_rlinfs_protocol(
     assert settings["camera_resize"] == ("bicubic" if as_rlinf else "jpeg_lanczos3")
 
 
+@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "LIBERO-10"])
+def test_a_checkpoint_that_is_read_as_its_makers_do_is_not_under_rlinfs_protocol(tmp_path: Path, env: str) -> None:
+    """RLinf's recipe of the long suite has its protocol: 512 steps, of which OpenVLA-OFT's script knows nothing."""
+    data_sets = ["libero_spatial_no_noops" if env == "LIBERO-Spatial" else "libero_10_no_noops"]
+    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero10-traj1", data_sets)
+    args = evaluate.parser().parse(["--env", env, "--policy", str(folder)])
+    assert "protocol" not in plan_rollout(args, episodes=1).env_options
+    asked = evaluate.parser().parse(["--env", env, "--policy", str(folder), "-params", "env_kwargs:{protocol: rlinf}"])
+    assert plan_rollout(asked, episodes=1).env_options["protocol"] == "rlinf"
+
+
 def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
     run = begun(tmp_path, "ppo", at=1.0)
     conventions = {"cameras": ["image"], "chunk": 1}
