@@ -132,6 +132,8 @@ class Backbone(nn.Module, ABC):
     """Whether log-probabilities are densities of real numbers, not probabilities of tokens."""
     fits_environment: ClassVar[bool] = False
     """Whether published checkpoints take any chunk and cameras of the environment."""
+    names_chunk: ClassVar[bool] = False
+    """Whether these say how many actions of a decision their makers carry out, the chunk of their conventions."""
     takes_any_chunk: ClassVar[bool] = False
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     program_options: ClassVar[tuple[str, ...]] = ()

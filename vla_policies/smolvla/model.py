@@ -72,6 +72,7 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
+    names_chunk: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
     config_class: ClassVar[type[VLMFlowConfig]] = SmolVLAConfig
     config: SmolVLAConfig

@@ -20,11 +20,10 @@ from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import can_sample, check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
-from zoo.cli.recipe import over_recipe
+from zoo.cli.recipe import recipe_to_act, settings_to_act
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.evaluation_options import carried_options
 from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
-from zoo.config.hyperparams import acting_recipe
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -310,25 +309,11 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as
         suite=find_benchmark(env).suite,
         settings=kwargs,
         to_act=True,
-        start_of=lambda family: _start_weights(env, family, by_recipe=by_recipe),
+        start_of=lambda family: recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {}),
         action_dim=find_benchmark(env).action_dim,
     )
-    # What it learns by does not matter to a policy that only acts.
-    recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
-    values = over_recipe(recipe, policy, {"policy_kwargs": kwargs})
+    values = settings_to_act(env, policy, kwargs, by_recipe=by_recipe)
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
-
-
-def _start_weights(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
-    """Return the `policy` block of the recipe; of a checkpoint that is not read by the recipe's program without the
-    options that say how this does."""
-    block = acting_recipe(env, family).get("policy", {})
-    if by_recipe or "options" not in block:
-        return block
-    from vla_policies.registry import family_class  # the class brings torch
-
-    left_out = family_class(family).program_options
-    return {**block, "options": {name: value for name, value in block["options"].items() if name not in left_out}}
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:

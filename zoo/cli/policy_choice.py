@@ -196,6 +196,7 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     named = deep_merge(settings or {}, asked.given)
     identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
     cls = family_class(identity.family)
+    by_recipe = settings is not None
     if settings is None:
         # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
         block = asked.start_of(identity.family) if identity.published and not identity.regresses else {}
@@ -223,14 +224,17 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     header = read_header(folder, request_with(options))
     conventions = header.conventions
     adapter = adapter_folder(folder) is not None
-    reads = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
+    reads: dict[str, Any] = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
     if reads and conventions.state_dim:
         reads["state"] = True
     any_chunk = identity.published and cls.takes_any_chunk
+    own_chunk = identity.published and cls.names_chunk and asked.to_act and not by_recipe
+    if own_chunk or not (any_chunk or cls.fits_environment):
+        reads["chunk"] = conventions.chunk
     return PolicyChoice(
         name=name,
         family=identity.family,
-        env_options=reads if any_chunk or cls.fits_environment else {"chunk": conventions.chunk, **reads},
+        env_options=reads,
         # An adapter: the package's own file says how it was trained.
         fixed=("size",) if not adapter else ("lora", "size") if identity.published else None,
         settings=settings,

@@ -7,10 +7,37 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from zoo.cli.policy_choice import PolicyChoice
-from zoo.config.hyperparams import deep_merge
+from zoo.config.hyperparams import acting_recipe, deep_merge
 
 _NESTED = ("policy", "policy_kwargs", "env_kwargs")
 """Settings of which the user's keys stand beside the recipe's."""
+
+
+def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
+    """Return the settings of the recipe; of a checkpoint that is not read by the recipe's program without what is this
+    program's: the options that say how it reads pictures, and the benchmark's protocol."""
+    recipe = acting_recipe(env, family)
+    block = recipe.get("policy", {})
+    if by_recipe or "options" not in block:
+        return recipe
+    from vla_policies.registry import family_class  # the class brings torch
+
+    program, options = family_class(family).program_options, block["options"]
+    if not set(program) & set(options):
+        return recipe
+    kept = {name: value for name, value in options.items() if name not in program}
+    env_kwargs = {name: value for name, value in recipe.get("env_kwargs", {}).items() if name != "protocol"}
+    return {**recipe, "policy": {**block, "options": kept}, "env_kwargs": env_kwargs}
+
+
+def settings_to_act(env: str, policy: PolicyChoice, kwargs: Mapping[str, Any], *, by_recipe: bool) -> dict[str, Any]:
+    """Return the recipe's settings for a policy that only acts, with the user's `policy_kwargs` over them.
+
+    What it learns by does not matter.
+    """
+    recipe = recipe_to_act(env, policy.family, by_recipe=by_recipe)
+    acting = {name: value for name, value in recipe.items() if name != "policy_kwargs"}
+    return over_recipe(acting, policy, {"policy_kwargs": kwargs})
 
 
 def over_recipe(recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]) -> dict[str, Any]:

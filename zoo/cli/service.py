@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
+from zoo.cli.recipe import recipe_to_act, settings_to_act
 from zoo.config.gym_packages import import_named_packages, import_packages_of
-from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
@@ -51,22 +50,40 @@ def _run_around(path: str) -> RunFolder | None:
 
 
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
+    from vla_policies.registry import FAMILIES
+
     env = args.env or env
-    suite = None if env is None else find_benchmark(env).suite
+    benchmark = None if env is None else find_benchmark(env)
+    suite = None if benchmark is None else benchmark.suite
     given = given_settings(args.params)
     if others := [name for name in given if name != "policy_kwargs"]:
         raise BadValue(
             f"-params {others[0]}: a policy that is served takes policy_kwargs only; --env has its conventions"
         )
     kwargs = policy_kwargs_of(args, given)
-    choice = resolve_policy(policy, suite=suite, settings=kwargs, to_act=True)
+    by_recipe = policy in FAMILIES
+
+    def start_of(family: str) -> Mapping[str, Any]:
+        return {} if env is None or trained else recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {})
+
+    choice = resolve_policy(
+        policy,
+        suite=suite,
+        settings=kwargs,
+        to_act=True,
+        start_of=start_of,
+        action_dim=None if benchmark is None or trained else benchmark.action_dim,
+    )
     check_acting(choice, EvaluationProtocol(sample=args.stochastic), kwargs)
-    options = {} if env is None else _options(env, choice, trained)
+    options = {} if env is None else _options(trained, choice)
+    if env is not None and not trained:
+        values = settings_to_act(env, choice, kwargs, by_recipe=by_recipe)
+        kwargs, options = values["policy_kwargs"], _options(env_options(values), choice)
     if env is not None:
         find_benchmark(env, **benchmark_options(options))
     return ServicePlan(
         name=args.run or args.policy,
-        policy=choice.name if Path(choice.name).is_dir() else policy,
+        policy=choice.name,
         family=choice.family,
         env=env,
         env_options=options,
@@ -75,7 +92,6 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
     )
 
 
-def _options(env: str, choice: PolicyChoice, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the run's environment, or of a recipe where there is no run."""
-    own = trained or env_options(load_hyperparams("ppo", env, choice.family).values)
+def _options(own: Mapping[str, Any], choice: PolicyChoice) -> dict[str, Any]:
+    """Return the options of the run's or the recipe's environment, as the policy needs them."""
     return {name: value for name, value in {**own, **choice.env_options}.items() if name not in _UNUSED}

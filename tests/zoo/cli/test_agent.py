@@ -22,6 +22,7 @@ from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
 from zoo.cli.agent import chosen_run, plan_rollout, unplayed_split
 from zoo.cli.main import guarded
+from zoo.cli.run_flags import resolve_new_run
 from zoo.config.gym_packages import import_gym_packages
 from zoo.runs.folder import RunFolder
 
@@ -63,6 +64,29 @@ def test_a_checkpoint_is_read_as_its_makers_do_outside_of_rlinfs_protocol(
     assert settings["stop_token"] is not as_rlinf
     assert settings["center_crop"] is not as_rlinf
     assert settings["camera_resize"] == ("bicubic" if as_rlinf else "jpeg_lanczos3")
+
+
+@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "LIBERO-10"])
+def test_a_checkpoint_that_is_read_as_its_makers_do_is_not_under_rlinfs_protocol(tmp_path: Path, env: str) -> None:
+    """RLinf's recipe of the long suite has its protocol: 512 steps, of which OpenVLA-OFT's script knows nothing."""
+    data_sets = ["libero_spatial_no_noops" if env == "LIBERO-Spatial" else "libero_10_no_noops"]
+    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero10-traj1", data_sets)
+    args = evaluate.parser().parse(["--env", env, "--policy", str(folder)])
+    assert "protocol" not in plan_rollout(args, episodes=1).env_options
+    asked = evaluate.parser().parse(["--env", env, "--policy", str(folder), "-params", "env_kwargs:{protocol: rlinf}"])
+    assert plan_rollout(asked, episodes=1).env_options["protocol"] == "rlinf"
+
+
+def test_a_folder_of_lerobot_acts_by_its_own_number_of_steps(golden_root: Path) -> None:
+    """How many actions of a decision are carried out decides SmolVLA's score as much as its weights do."""
+    flags = ["--env", "LIBERO-Spatial", "--policy", str(golden_root / "smolvla_tiny" / "checkpoint")]
+    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
+    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (6, "lerobot")
+    asked = plan_rollout(evaluate.parser().parse([*flags, "-params", "chunk:4"]), episodes=1)
+    assert asked.env_options["chunk"] == 4
+    # A run trains by its recipe.
+    training = train_command.parser().parse([*flags, "--algo", "ppo"])
+    assert resolve_new_run(training).chunk == 10
 
 
 def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:

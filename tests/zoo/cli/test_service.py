@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import mock_checkpoints
 from vla_gym.errors import BadValue, VLAZooError
 from zoo import serve
 from zoo.cli.service import plan_service
@@ -80,3 +81,17 @@ def test_a_published_checkpoint_is_served_with_the_head_it_was_trained_with(gold
     assert tokens.policy_kwargs["backbone_kwargs"] == {"head": "tokens"}
     with pytest.raises(BadValue, match="-params image_size: a policy that is served takes policy_kwargs only"):
         plan("--policy", folder, *key, "-params", "image_size:64")
+
+
+@pytest.mark.parametrize("suite", ["spatial", "goal"])
+def test_a_family_is_served_with_the_weights_of_the_environments_recipe(suite: str) -> None:
+    served = plan("--policy", "openvla-oft", "--env", f"LIBERO-{suite.title()}")
+    assert served.policy == f"Haozhan72/Openvla-oft-SFT-libero-{suite}-traj1"
+    assert served.policy_kwargs["unnorm_key"] == f"libero_{suite}_no_noops"
+
+
+def test_a_checkpoint_that_is_read_as_its_makers_do_is_not_under_rlinfs_protocol(tmp_path: Path) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero10-traj1", ["libero_10_no_noops"])
+    served = plan("--policy", str(folder), "--env", "LIBERO-Long")
+    assert "protocol" not in served.env_options
+    assert served.env_options["chunk"] == 8
