@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue
@@ -105,6 +106,8 @@ def test_a_run_that_ended_is_told_from_one_that_left_no_checkpoint(
     (run.path / "metrics.jsonl").write_text('{"step": 6}\n')
     assert "has no checkpoint to resume from" in complaint(capsys, run.path)
     (run.path / "metrics.jsonl").write_text('{"step": 6}\n{"step": 7}\n')
+    assert "has no checkpoint to resume from" in complaint(capsys, run.path)  # killed in its last evaluation
+    np.savez(run.path / "evaluations.npz", timesteps=[7], results=[[1.0]], ep_lengths=[[3]], successes=[[True]])
     assert f"has made all its 7 updates; to learn more, start from its policy with --policy {run.best}" in (
         complaint(capsys, run.path)
     )
