@@ -224,6 +224,14 @@ def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
         vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", id="A")
 
 
+def test_an_environment_that_cannot_show_itself_is_refused_when_it_is_described() -> None:
+    import their_yard
+
+    with pytest.raises(BadValue, match=r"their_yard:Shown has no render\(\) to give its picture; .*image='pixels'"):
+        vla_gym.from_gymnasium(their_yard.Shown, "go", id="Their-Shown", horizon=7)
+    assert "Their-Shown" not in vla_gym.list_envs()
+
+
 def test_what_failed_can_be_called_again_put_right() -> None:
     with pytest.raises(BadValue, match=r"cannot be made with \{'sped': 0.5\}: .*sped"):
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, sped=0.5)

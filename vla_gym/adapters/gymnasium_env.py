@@ -203,15 +203,33 @@ def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | No
     return space if is_vector else None  # type: ignore[return-value]
 
 
-def picture_space(space: gym.Space[Any], image: str | None) -> None:
-    """Raise for an `image` that is no key of the observation or no picture."""
-    if image is None:
-        return
+def check_picture(env: gym.Env[Any, Any], image: str | None, name: str) -> None:
+    """Raise for an `image` that is no key of the observation or no picture, and for a `render()` that is not there."""
+    space = env.observation_space
     known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    if image is None:
+        if _renders(env):
+            return
+        pictures = [key for key, part in known.items() if _is_picture(part)]
+        raise BadValue(
+            f"{name} has no render() to give its picture; add one, or name a key of the observation that is a uint8 "
+            f"picture: image='{pictures[0] if pictures else 'KEY'}'"
+        )
     if image not in known:
         raise unknown_name("key of the observation", image, known)
-    if not (isinstance(found := known[image], gym.spaces.Box) and found.dtype == np.uint8 and len(found.shape) == 3):
-        raise BadValue(f"the image '{image}' must be uint8 [H, W, 3], got {found}")
+    if not _is_picture(known[image]):
+        raise BadValue(f"the image '{image}' must be uint8 [H, W, 3], got {known[image]}")
+
+
+def _is_picture(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def _renders(env: gym.Env[Any, Any]) -> bool:
+    """Whether the environment or a wrapper around it has a `render()` of its own, not one that only passes on."""
+    if type(env).render.__module__ not in ("gymnasium.core", "gymnasium.wrappers.common"):
+        return True
+    return isinstance(env, gym.Wrapper) and _renders(env.env)
 
 
 def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
@@ -243,7 +261,7 @@ def sizes(described: Description) -> tuple[int, int]:
     env = described.make()
     try:
         low, _ = action_bounds(env.action_space, described.env)
-        picture_space(env.observation_space, described.image)
+        check_picture(env, described.image, described.env)
         state = state_space(env.observation_space, described.state)
         return len(low), 0 if state is None else state.shape[0]
     finally:

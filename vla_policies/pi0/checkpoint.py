@@ -66,6 +66,7 @@ _OF_DATA_SETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Data set -> family -> preprocessing in the training code of openpi 15a9616a and RLinf a3816b59, and in no file of the
 checkpoints: LIBERO's actions relative to the state, texts without the state."""
 
+_OPENPI_STATISTICS = "norm_stats.json"
 _STREAMS = "paligemma_with_expert."
 _WIDTH_OF = {
     "paligemma": "vlm.layers.0.mlp.gate_proj.weight",
@@ -132,6 +133,11 @@ def read_config(
     network = _openpi_network(config, where) if openpi else _lerobot_network(config, where)
     network = network if horizon is None else replace(network, horizon=horizon)
     statistics = statistics_of(folder, config)
+    if not statistics and (others := sorted(folder.glob(f"**/{_OPENPI_STATISTICS}"))):
+        raise BadValue(
+            f"{where} is lerobot's and names no statistics, but '{others[0].relative_to(folder)}' is openpi's: "
+            "move config.json away to read the folder as openpi's or RLinf's"
+        )
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]
@@ -275,8 +281,8 @@ def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """From `assets/<data set>/norm_stats.json`, or `<data set>/norm_stats.json`; names may have a slash."""
     found = {}
-    root = folder / "assets" if any((folder / "assets").glob("**/norm_stats.json")) else folder
-    for path in sorted(root.glob("**/norm_stats.json")):
+    root = folder / "assets" if any((folder / "assets").glob(f"**/{_OPENPI_STATISTICS}")) else folder
+    for path in sorted(root.glob(f"**/{_OPENPI_STATISTICS}")):
         try:
             parts = read_json_object(path)["norm_stats"]
             entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}

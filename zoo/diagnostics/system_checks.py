@@ -91,7 +91,7 @@ def python_version() -> str:
 def torch_device() -> str:
     """Check torch; the device is that of `--device auto`."""
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependency("no module torch. Install it with: pip install vla-zoo")
+        raise MissingDependency("no module torch. Install it with: pip install torch")
     import torch
 
     if torch.cuda.is_available():

@@ -14,8 +14,9 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 from zoo.config.batch_plan import check_division
+from zoo.config.settings import MOST_PROCESSES
 
 ROLES = ("env", "rollout", "actor")
 ALL = "all"
@@ -72,6 +73,7 @@ def parse_placement(text: str, size: int) -> Placement:
     """
     if text == ALL:
         return _checked(dict.fromkeys(ROLES, tuple(range(size))), text, size)
+    _largest_rank(text)
     items_of: dict[str, list[str]] = {}
     role = ""
     for item in text.split(","):
@@ -107,6 +109,16 @@ def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
     if len(set(ranks)) < len(ranks):
         raise BadValue(f"{where} names a rank twice")
     return tuple(sorted(ranks))
+
+
+def _largest_rank(text: str) -> int:
+    """Return the largest number in a placement, 0 without one; raises `BadValue` where no run has so many processes."""
+    largest = 0
+    for number in re.findall(r"\d+", text):
+        if len(number) > 9 or int(number) >= MOST_PROCESSES:
+            raise BadValue(f"--placement names rank {shown(number)}; a run has at most {MOST_PROCESSES} processes")
+        largest = max(largest, int(number))
+    return largest
 
 
 def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placement:
@@ -173,7 +185,7 @@ def _everywhere(text: str, size: int) -> bool:
     """Whether a placement of `size` processes, or of as many as it names, has every role on every rank."""
     with suppress(BadValue):
         return parse_placement(text, size).everywhere
-    return parse_placement(text, 1 + max(map(int, re.findall(r"\d+", text)), default=0)).everywhere
+    return parse_placement(text, 1 + _largest_rank(text)).everywhere
 
 
 def block(place: int, count: int, num_envs: int) -> range:

@@ -447,6 +447,14 @@ def test_statistics_beside_the_weights_are_those_under_assets(golden: Golden, tm
     assert same_weights(opened[1], golden)
 
 
+def test_openpis_statistics_beside_lerobots_config_are_not_passed_over(folder: Path) -> None:
+    path = folder / "physical-intelligence" / "libero" / "norm_stats.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(BadValue, match=r"names no statistics, but 'physical-intelligence/libero/norm_stats.json'"):
+        open_policy(folder)
+
+
 def test_weights_of_another_shape_are_refused_before_they_are_read(tmp_path: Path) -> None:
     folder = rlinf_pi0(tmp_path / "sft", "physical-intelligence/libero")
     shapes = {**pi0_shapes(pi05=False), "action_out_proj.weight": (32, 512)}

@@ -103,6 +103,15 @@ def test_a_single_process_is_told_how_to_start_more():
         parse_placement("env=0-1,rollout=2,actor=3", 1)
 
 
+@pytest.mark.parametrize("number", ["999999999999", "9" * 5000])
+def test_ranks_beyond_any_run_are_refused_at_once(number: str):
+    text = f"env=all,rollout=all,actor=0-{number}"
+    with pytest.raises(BadValue, match="a run has at most 65536 processes"):
+        parse_placement(text, 2)
+    with pytest.raises(BadValue, match="a run has at most 65536 processes"):
+        check_same_kind(parse_placement("all", 2), "all", text)
+
+
 def test_an_unknown_role_has_a_nearest_name():
     with pytest.raises(UnknownName, match="Did you mean 'rollout'"):
         parse_placement("env=0,rolout=1,actor=2", 3)
