@@ -42,8 +42,8 @@ BACKBONES = {
 BACKBONES_INTRO = (
     "They stand in `policy_kwargs`: `-params 'policy_kwargs:{backbone_kwargs: {num_steps: 5}}'`. Defaults are those of "
     "fresh weights (of `pi05`: `value_feature: prefix`, `value_hidden: [1024, 512, 256]`); a checkpoint has its own. "
-    "`size` chooses fresh weights: `tiny`, `small` (the default) or `base` of `nano` and `nano-flow`, which sets width, "
-    "heads, depth and readers; `tiny` or `full` of `pi0`, `pi05` and `smolvla`. "
+    "`size` chooses fresh weights: `tiny`, `small` (the default) or `base` of `nano` and `nano-flow`, which sets "
+    "width, heads, depth and readers; `tiny` or `full` of `pi0`, `pi05` and `smolvla`. "
     "[Models](../../../models.md#settings-of-openvla-and-openvla-oft) has the settings of `openvla` and `openvla-oft`, "
     "[flow policies](../../../flow-policies.md) explains those of flow heads.\n"
 )
