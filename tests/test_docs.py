@@ -164,6 +164,20 @@ def test_commands_shown_are_commands(page: Path) -> None:
             pytest.fail(f"{' '.join(words)}: {error}")
 
 
+def options() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (command, names) of every option of the commands."""
+    for command, (module, _) in COMMANDS.items():
+        for action in import_module(module).parser()._actions:
+            if action.option_strings and action.dest not in ("help", "version"):
+                yield command, tuple(action.option_strings)
+
+
+def test_every_option_stands_on_a_page_under_one_of_its_names() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    told = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
+    assert {f"{command} {' '.join(names)}" for command, names in options() if told.isdisjoint(names)} == set()
+
+
 def test_the_check_of_commands_can_fail() -> None:
     page = "```bash\nvla-zoo train --env Toy-Reach --sed 3  # x\npython -m zoo.evaluate --env Toy-Reech\nls\n```\n"
     sed, reech = shown_commands(page)

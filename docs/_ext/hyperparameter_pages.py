@@ -6,6 +6,7 @@ import math
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,6 +14,10 @@ import yaml
 from sphinx.pycode import ModuleAnalyzer
 from tables import cell, code, table
 
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.nano.config import NanoConfig
+from vla_policies.smolvla.config import Learning as SmolVLALearning
+from vla_policies.vlm_flow_config import FlowLearning
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig, SFTConfig
 from zoo.config.run_config import EnvOptions, OptimizerOptions, PolicyOptions, RunConfig
 from zoo.config.settings import Range, annotations_of, defaults_of
@@ -27,6 +32,21 @@ RECORDS = {
     "The optimiser": OptimizerOptions,
 }
 """Heading -> the record of its settings."""
+BACKBONES = {
+    "`nano`, and the trunk of `nano-flow`": NanoConfig,
+    "How `nano-flow`, `pi0`, `pi05` and `smolvla` denoise": FlowSettings,
+    "What `pi0` and `pi05` train": FlowLearning,
+    "What `smolvla` trains": SmolVLALearning,
+}
+"""Heading -> the record of a model family's `backbone_kwargs`."""
+BACKBONES_INTRO = (
+    "They stand in `policy_kwargs`: `-params 'policy_kwargs:{backbone_kwargs: {num_steps: 5}}'`. Defaults are those of "
+    "fresh weights (of `pi05`: `value_feature: prefix`, `value_hidden: [1024, 512, 256]`); a checkpoint has its own. "
+    "`size` chooses fresh weights: `tiny`, `small` (the default) or `base` of `nano` and `nano-flow`, which sets "
+    "width, heads, depth and readers; `tiny` or `full` of `pi0`, `pi05` and `smolvla`. "
+    "[Models](../../../models.md#settings-of-openvla-and-openvla-oft) has the settings of `openvla` and `openvla-oft`, "
+    "[flow policies](../../../flow-policies.md) explains those of flow heads.\n"
+)
 NOT_SETTINGS = {"algo_kwargs", "env_options", "entry", "env", "algo"}
 NAMES = {
     int: "whole number",
@@ -59,6 +79,9 @@ def settings_page() -> str:
     ]
     for title, record in RECORDS.items():
         text += [f"## {title}\n", table(("setting", "type", "default", "means"), settings(record))]
+    text += ["## The network: `backbone_kwargs`\n", BACKBONES_INTRO]
+    for title, record in BACKBONES.items():
+        text += [f"### {title}\n", table(("setting", "type", "default", "means"), settings(record))]
     return "\n".join(text)
 
 
@@ -81,8 +104,12 @@ def type_words(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(type_words(argument) for argument in arguments))
     if origin is Literal:
         return ", ".join(map(str, arguments))
+    if origin is tuple and Ellipsis in arguments:
+        return f"list of {type_words(arguments[0])}s"
     if origin is tuple:
         return f"{len(arguments)} x {type_words(arguments[0])}"
+    if is_dataclass(annotation):
+        return "mapping"
     return NAMES.get(origin or annotation) or str(getattr(annotation, "__name__", annotation))
 
 
@@ -98,7 +125,7 @@ def documented_fields(record: type) -> dict[str, str]:
     """Return field -> docstring of a record; what is said of a base class's field holds."""
     found: dict[str, str] = {}
     for cls in reversed(record.__mro__):
-        if cls.__module__.split(".")[0] == "zoo":
+        if cls.__module__.split(".")[0] in ("zoo", "vla_policies"):
             analyzer = ModuleAnalyzer.for_module(cls.__module__)
             analyzer.analyze()
             docs = {

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import pytest
 from hyperparameter_pages import flat, recipes_page, settings, settings_page, type_words
 
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.nano.config import NanoConfig
+from vla_policies.smolvla.config import Learning
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
 from zoo.config.settings import Fraction, Range, Schedulable
 
@@ -22,6 +25,8 @@ from zoo.config.settings import Fraction, Range, Schedulable
         (Schedulable, "number or mapping"),
         (Literal["token", "chunk"], "token, chunk"),
         (tuple[float, float] | None, "2 x number or null"),
+        (tuple[int, ...], "list of whole numbers"),
+        (NanoConfig | None, "mapping or null"),
     ],
 )
 def test_types_in_words(annotation: object, words: str) -> None:
@@ -39,6 +44,13 @@ def test_a_setting_described_by_the_base_class_keeps_its_meaning_and_has_its_own
 def test_every_setting_of_the_algorithms_has_a_row_with_a_meaning() -> None:
     page = settings_page()
     for config in (PPOConfig, GRPOConfig):
+        assert {row[0] for row in settings(config) if not row[3]} == set()
+        assert all(f"| `{field.name}` |" in page for field in fields(config))
+
+
+def test_every_setting_of_a_network_has_a_row_with_a_meaning() -> None:
+    page = settings_page()
+    for config in (NanoConfig, FlowSettings, Learning):
         assert {row[0] for row in settings(config) if not row[3]} == set()
         assert all(f"| `{field.name}` |" in page for field in fields(config))
 

@@ -86,7 +86,8 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
             rule = {key: constants[key] for key in _RULES} | {key: record.get(key) for key in _OF_POLICY}
             ends = record["protocol"].get("options", {}).get("success_ends", False)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {shown(error)}") from error
+            why = error if isinstance(error, BadValue) else shown(error)
+            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {why}") from error
         if at_end and ends:
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "

@@ -83,3 +83,11 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest
     (tmp_path / "other.json").write_text("[]")
     assert main([str(tmp_path / "other.json")]) == 2
     assert "holds no results of zoo.evaluate" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "none.json"
+    assert main([str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot read '{file}'" in said
+    assert "BadValue" not in said
