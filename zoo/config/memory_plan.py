@@ -45,8 +45,8 @@ WORKER_BYTES: Mapping[str, WorkerBytes] = {
     "metaworld": WorkerBytes(0.55e9, 0.12e9, 0.04e9),
     "maniskill": WorkerBytes(0.9e9, 0.01e9, 0.01e9),
 }
-"""Extra -> bounds from measurements: see docs/libero.md (tasks that share a model take less); a worker of eight slots held
-1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube, one of 32 slots 1.42 GB for MetaWorld/reach."""
+"""Extra -> bounds from measurements: see docs/libero.md (tasks that share a model take less); a worker of eight slots
+held 1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube, one of 32 slots 1.42 GB for MetaWorld/reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
