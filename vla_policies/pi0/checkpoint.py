@@ -60,11 +60,14 @@ OPENPI_VOCABULARY = 257152
 
 _OF_DATA_SETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "physical-intelligence/libero": {"pi0": {"delta_dims": 6}, "pi05": {"prompt_state": "none"}},
-    "physical-intelligence/maniskill": {"pi05": {"prompt_state": "none"}},
+    "physical-intelligence/maniskill": {
+        "pi0": {"binarize_gripper": True},
+        "pi05": {"binarize_gripper": True, "prompt_state": "none"},
+    },
     "lerobot/metaworld_mt50": {"pi05": {"prompt_state": "none"}},
 }
 """Data set -> family -> preprocessing in the training code of openpi 15a9616a and RLinf a3816b59, and in no file of the
-checkpoints: LIBERO's actions relative to the state, texts without the state."""
+checkpoints: LIBERO's actions relative to the state, a gripper of 0 and 1 on the WidowX, texts without the state."""
 
 _OPENPI_STATISTICS, _OPENPI_ASSETS = "norm_stats.json", "assets"
 RLINF_NAME = r"(?i)^RLinf-Pi0"
