@@ -132,6 +132,15 @@ def test_a_folder_of_rlinf_acts_by_rlinfs_recipe(tmp_path: Path, env: str, chunk
     assert (options["chunk"], options["protocol"]) == (chunk, "rlinf-pi")
 
 
+@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("pi05", [False, True])
+def test_pi0_sees_the_plate25_camera_with_its_aspect_kept(tmp_path: Path, pi05: bool, as_published: bool) -> None:
+    """RLinf passes 640 x 480 to openpi's transforms, which leave black above and below."""
+    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", "physical-intelligence/maniskill", pi05=pi05)
+    flags = evaluate.parser().parse(["--env", "ManiSkill-Plate25-Carrot", "--policy", str(folder)])
+    assert plan_rollout(flags, episodes=1, as_published=as_published).env_options["aspect"] == "kept"
+
+
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
 @pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "MetaWorld-MT50"])
 def test_a_lerobot_folder_of_pi0_acts_as_in_lerobot(
