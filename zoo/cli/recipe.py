@@ -45,13 +45,21 @@ def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any
 def settings_to_act(env: str, policy: PolicyChoice, kwargs: Mapping[str, Any], *, by_recipe: bool) -> dict[str, Any]:
     """Return the recipe's settings for a policy that only acts, with the user's `policy_kwargs` over them.
 
-    What it learns by does not matter. A checkpoint that is not to be read by the recipe is played as its maker does.
+    What it learns by does not matter, but for the denoising steps of RLinf's checkpoints, whose recipes these are. One
+    that is not to be read by the recipe is played as its maker does.
     """
     recipe = recipe_to_act(env, policy.family, by_recipe=by_recipe)
     acting = {name: value for name, value in recipe.items() if name != "policy_kwargs"}
-    if not by_recipe:
+    if policy.maker == "rlinf" or policy.name.startswith("RLinf/"):
+        acting |= _denoising_steps(recipe)
+    elif not by_recipe:
         acting = merge(acting, _program(env, policy))
     return over_recipe(acting, policy, {"policy_kwargs": kwargs})
+
+
+def _denoising_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    options = recipe.get("policy_kwargs", {}).get("backbone_kwargs", {})
+    return {"policy_kwargs": {"backbone_kwargs": {"num_steps": options["num_steps"]}}} if "num_steps" in options else {}
 
 
 def _program(env: str, policy: PolicyChoice) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def test_a_folder_of_openpi_acts_as_in_openpis_example(
     plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
     assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (5, "openvla-oft")
     assert (plan.env_options["image_size"], plan.env_options["wrist_camera"]) == (256, True)
+    assert "num_steps" not in plan.policy_kwargs["backbone_kwargs"]  # its own: 10
     asked = [*flags, "-params", "chunk:10", "env_kwargs:{protocol: rlinf-pi}"]
     options = plan_rollout(evaluate.parser().parse(asked), episodes=1).env_options
     assert (options["chunk"], options["protocol"]) == (10, "rlinf-pi")
@@ -124,12 +125,25 @@ def test_a_folder_of_openpi_acts_as_in_openpis_example(
     assert published.env_options["chunk"] == (10 if env == "LIBERO-Long" else 5)
 
 
-@pytest.mark.parametrize(("env", "chunk"), [("LIBERO-Spatial", 5), ("LIBERO-Long", 10)])
-def test_a_folder_of_rlinf_acts_by_rlinfs_recipe(tmp_path: Path, env: str, chunk: int) -> None:
-    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", PI_LIBERO)
-    flags = evaluate.parser().parse(["--env", env, "--policy", str(folder)])
-    options = plan_rollout(flags, episodes=1).env_options
-    assert (options["chunk"], options["protocol"]) == (chunk, "rlinf-pi")
+@pytest.mark.parametrize(
+    ("env", "pi05", "chunk", "steps"),
+    [("LIBERO-Spatial", False, 5, 4), ("LIBERO-Long", False, 10, 4), ("LIBERO-Spatial", True, 5, 3)],
+)
+def test_a_folder_of_rlinf_acts_by_rlinfs_recipe(tmp_path: Path, env: str, pi05: bool, chunk: int, steps: int) -> None:
+    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", PI_LIBERO, pi05=pi05)
+    flags = ["--env", env, "--policy", str(folder)]
+    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
+    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (chunk, "rlinf-pi")
+    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == steps
+    asked = [*flags, "-params", "policy_kwargs:{backbone_kwargs: {num_steps: 7}}"]
+    kwargs = plan_rollout(evaluate.parser().parse(asked), episodes=1).policy_kwargs
+    assert kwargs["backbone_kwargs"]["num_steps"] == 7
+
+
+def test_a_recipes_own_weights_of_rlinf_act_with_its_denoising_steps() -> None:
+    """The same whether they are cached or not."""
+    plan = plan_rollout(evaluate.parser().parse(["--env", "LIBERO-Object", "--policy", "pi05"]), episodes=1)
+    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == 5
 
 
 @pytest.mark.parametrize("as_published", [False, True])
