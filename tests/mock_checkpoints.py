@@ -148,3 +148,17 @@ def rlinf_pi0(folder: Path, data_set: str, *, pi05: bool = False, dims: int = 8,
     file.write_text(json.dumps({"norm_stats": values}))
     (folder / "README.md").write_text("# Model card\n")
     return folder
+
+
+def openpi_pi0(folder: Path, data_set: str, *, pi05: bool = False, horizon: int | None = None) -> Path:
+    """openpi's layout: statistics in `assets/`; with `horizon`, the `config.json` of a conversion from JAX."""
+    rlinf_pi0(folder, data_set, pi05=pi05)
+    statistics = folder / data_set / "norm_stats.json"
+    place = folder / "assets" / data_set / "norm_stats.json"
+    place.parent.mkdir(parents=True)
+    statistics.rename(place)
+    if horizon is not None:
+        variants = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+        config = {"action_dim": 32, "action_horizon": horizon, **variants, "precision": "bfloat16"}
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from stable_baselines3.common.distributions import Distribution
@@ -58,6 +58,10 @@ class Request:
 
     def __post_init__(self) -> None:
         as_annotated(Mapping[str, Any], self.options, "backbone_kwargs")
+
+
+Maker = Literal["lerobot", "openpi", "rlinf"]
+"""Whose program made a published folder."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,6 @@ class Backbone(nn.Module, ABC):
     """Whether log-probabilities are densities of real numbers, not probabilities of tokens."""
     fits_environment: ClassVar[bool] = False
     """Whether published checkpoints take any chunk and cameras of the environment."""
-    names_chunk: ClassVar[bool] = False
-    """Whether these say how many actions of a decision their makers carry out, the chunk of their conventions."""
     takes_any_chunk: ClassVar[bool] = False
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     program_options: ClassVar[tuple[str, ...]] = ()
@@ -192,6 +194,16 @@ class Backbone(nn.Module, ABC):
     def recognises(cls, model: ModelFolder) -> bool | None:
         """Whether a folder that several families could read is one of this family's; None = nothing in it tells."""
         return True
+
+    @classmethod
+    def maker(cls, model: ModelFolder) -> Maker | None:
+        """Whose program a published folder was made with, where makers play the family otherwise than each other."""
+        return None
+
+    @classmethod
+    def stated_options(cls, model: ModelFolder) -> Collection[str]:
+        """The `backbone_kwargs` whose values a published folder's own files say; no recipe changes them."""
+        return ()
 
     @classmethod
     def trained_options(cls, model: ModelFolder) -> dict[str, Any]:

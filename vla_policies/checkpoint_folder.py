@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, ModelFolder, Request
+from vla_policies.backbone import Header, Maker, ModelFolder, Request
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import (
@@ -86,6 +86,10 @@ class Identity:
     """Those whose action statistics it has."""
     regresses: bool = False
     """Whether it was trained to give actions by regression."""
+    maker: Maker | None = None
+    """Whose program it was made with, where that says how it is played."""
+    stated: frozenset[str] = frozenset()
+    """The `backbone_kwargs` whose values its own files say."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ def identify(folder: Path, request: Request) -> Identity:
             published=OWN_KEY not in model.config and not (folder / ADAPTER_SETTINGS).is_file(),
             data_sets=frozenset(family.data_sets(model)),
             regresses=family.trained_options(model).get("head") == "l1",
+            maker=family.maker(model),
+            stated=frozenset(family.stated_options(model)),
         )
 
 

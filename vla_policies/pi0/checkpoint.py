@@ -23,7 +23,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.backbone import Request
+from vla_policies.backbone import Maker, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import has_weights, read_shapes, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
@@ -60,13 +60,18 @@ OPENPI_VOCABULARY = 257152
 
 _OF_DATA_SETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "physical-intelligence/libero": {"pi0": {"delta_dims": 6}, "pi05": {"prompt_state": "none"}},
-    "physical-intelligence/maniskill": {"pi05": {"prompt_state": "none"}},
+    "physical-intelligence/maniskill": {
+        "pi0": {"binarize_gripper": True},
+        "pi05": {"binarize_gripper": True, "prompt_state": "none"},
+    },
     "lerobot/metaworld_mt50": {"pi05": {"prompt_state": "none"}},
 }
 """Data set -> family -> preprocessing in the training code of openpi 15a9616a and RLinf a3816b59, and in no file of the
-checkpoints: LIBERO's actions relative to the state, texts without the state."""
+checkpoints: LIBERO's actions relative to the state, a gripper of 0 and 1 on the WidowX, texts without the state."""
 
-_OPENPI_STATISTICS = "norm_stats.json"
+_OPENPI_STATISTICS, _OPENPI_ASSETS = "norm_stats.json", "assets"
+RLINF_NAME = r"(?i)^RLinf-Pi0"
+"""In the names of those that RLinf published."""
 _STREAMS = "paligemma_with_expert."
 _WIDTH_OF = {
     "paligemma": "vlm.layers.0.mlp.gate_proj.weight",
@@ -278,10 +283,30 @@ def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str
     return lerobot_statistics(folder) or statistics_in_weights(folder)
 
 
+def maker_of(model: ModelFolder) -> Maker | None:
+    """Whose program a folder was made with: openpi keeps statistics in `assets/`, RLinf beside the weights.
+
+    None for openpi's tensors without a `config.json` and statistics.
+    """
+    if not is_openpi(model.config):
+        return "lerobot"
+    if any(re.search(RLINF_NAME, name) for name in model.names):
+        return "rlinf"
+    if _in_assets(model.folder):
+        return "openpi"
+    if _openpi_statistics(model.folder):
+        return "rlinf"
+    return None if IMPLIED in model.config else "openpi"
+
+
+def _in_assets(folder: Path) -> bool:
+    return any((folder / _OPENPI_ASSETS).glob(f"**/{_OPENPI_STATISTICS}"))
+
+
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """From `assets/<data set>/norm_stats.json`, or `<data set>/norm_stats.json`; names may have a slash."""
     found = {}
-    root = folder / "assets" if any((folder / "assets").glob(f"**/{_OPENPI_STATISTICS}")) else folder
+    root = folder / _OPENPI_ASSETS if _in_assets(folder) else folder
     for path in sorted(root.glob(f"**/{_OPENPI_STATISTICS}")):
         try:
             parts = read_json_object(path)["norm_stats"]

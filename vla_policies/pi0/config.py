@@ -107,6 +107,8 @@ class Preprocessing(FlowPreprocessing):
     """openpi adds its epsilon both ways."""
     delta_dims: int = 0
     """The first so many dims of an action are relative to the state at the decision (openpi's pi0_libero: 6)."""
+    binarize_gripper: bool = False
+    """The last number of an action opens the gripper (+1) above 0.5 and closes it (-1) else (RLinf on the WidowX)."""
     prompt_state: Literal["none", "exact", "padded"] = "none"
     """The state in the text: absent, unpadded (openpi's pi0.5), or padded (lerobot's)."""
     resize: Literal["pil", "torch"] = "torch"
@@ -120,7 +122,7 @@ class Pi0Config(VLMFlowConfig):
     """Config of one checkpoint."""
 
     title: ClassVar[str] = "pi0"
-    settable: ClassVar[tuple[str, ...]] = ("delta_dims", "prompt_state", "resize")
+    settable: ClassVar[tuple[str, ...]] = ("delta_dims", "binarize_gripper", "prompt_state", "resize")
     """Some fine-tunes change these without a record in their files."""
 
     network: NetworkShape

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, ModelFolder, Request
+from vla_policies.backbone import Header, Maker, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
@@ -29,9 +29,11 @@ from vla_policies.checkpoint_io.weights import (
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
 from vla_policies.pi0.checkpoint import (
+    IMPLIED,
     folder_conventions,
     has_time_mlp,
     implied_config,
+    maker_of,
     network_names,
     read_config,
     statistics_of,
@@ -89,6 +91,15 @@ class Pi0Backbone(VLMFlowBackbone):
     @classmethod
     def recognises(cls, model: ModelFolder) -> bool:
         return model.config.get("type") == cls.family or has_time_mlp(model.folder) == TRAITS[cls.family].adaptive_norm
+
+    @classmethod
+    def maker(cls, model: ModelFolder) -> Maker | None:
+        return maker_of(model)
+
+    @classmethod
+    def stated_options(cls, model: ModelFolder) -> Collection[str]:
+        """RLinf's program reads no `config.json`."""
+        return ("horizon",) if IMPLIED not in model.config and maker_of(model) != "rlinf" else ()
 
     @classmethod
     def data_sets(cls, model: ModelFolder) -> Collection[str]:

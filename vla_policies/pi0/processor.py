@@ -57,10 +57,16 @@ class Pi0Processor:
         """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""
         action_BKA = x_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
         action_BKA = self._unnormalise(action_BKA, self.preprocessing.action)
-        return self._add_state(action_BKA, inputs, 1.0).clamp(-1.0, 1.0)
+        action_BKA = self._add_state(action_BKA, inputs, 1.0)
+        if self.preprocessing.binarize_gripper:
+            opens_BK1 = action_BKA[..., -1:] > 0.5
+            action_BKA = torch.cat([action_BKA[..., :-1], 2.0 * opens_BK1 - 1.0], dim=-1)
+        return action_BKA.clamp(-1.0, 1.0)
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
         """Environment actions to the network's units, `[B, K, A]`: inverse of `to_env`."""
+        if self.preprocessing.binarize_gripper:
+            action_BKA = torch.cat([action_BKA[..., :-1], (action_BKA[..., -1:] + 1.0) / 2.0], dim=-1)
         return self._normalise(self._add_state(action_BKA, inputs, -1.0), self.preprocessing.action)
 
     def _add_state(self, action_BKA: Tensor, inputs: PolicyInputs, sign: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, ModelFolder, Request
+from vla_policies.backbone import Header, Maker, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
@@ -72,7 +72,6 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
-    names_chunk: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
     config_class: ClassVar[type[VLMFlowConfig]] = SmolVLAConfig
     config: SmolVLAConfig
@@ -117,6 +116,10 @@ class SmolVLABackbone(VLMFlowBackbone):
         backbone = super().fresh(conventions, options)
         initialise(backbone.network)
         return backbone
+
+    @classmethod
+    def maker(cls, model: ModelFolder) -> Maker | None:
+        return "lerobot"
 
     @classmethod
     def data_sets(cls, model: ModelFolder) -> Collection[str]:

@@ -165,7 +165,7 @@ class RolloutPlan:
         return "_".join([stem, *self.departures])
 
 
-OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units")
+OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units", "aspect")
 """Options of an environment that say what a policy sees and what its actions mean."""
 
 

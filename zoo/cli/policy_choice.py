@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
@@ -19,6 +19,9 @@ from zoo.config.settings import yaml_line
 from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
+
+if TYPE_CHECKING:
+    from vla_policies.checkpoint_folder import Identity  # brings torch
 
 _log = logging.getLogger(__name__)
 _LENGTHS = ("state_dim", "action_dim")
@@ -51,6 +54,10 @@ class PolicyChoice:
     """K that a checkpoint of any chunk takes by itself; None = not known."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """`state_dim` and `action_dim` of the environment that a checkpoint was made for; empty where any fits."""
+    maker: str | None = None
+    """Whose program made a published checkpoint that only acts, where that says how it is played."""
+    makers_chunk: int | None = None
+    """How many actions of a decision that program carries out, where the checkpoint says it."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings: a checkpoint's, or the `backbone_kwargs` of fresh weights."""
 
@@ -196,10 +203,8 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     named = deep_merge(settings or {}, asked.given)
     identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
     cls = family_class(identity.family)
-    by_recipe = settings is not None
     if settings is None:
-        # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
-        block = asked.start_of(identity.family) if identity.published and not identity.regresses else {}
+        block = _open_block(identity, asked)
         settings = _fitting_block(name, identity.family, block, identity.data_sets, asked.given)
     merged = deep_merge(settings, asked.given)
 
@@ -228,8 +233,8 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     if reads and conventions.state_dim:
         reads["state"] = True
     any_chunk = identity.published and cls.takes_any_chunk
-    own_chunk = identity.published and cls.names_chunk and asked.to_act and not by_recipe
-    if own_chunk or not (any_chunk or cls.fits_environment):
+    maker = identity.maker if identity.published and asked.to_act else None
+    if not (any_chunk or cls.fits_environment):
         reads["chunk"] = conventions.chunk
     return PolicyChoice(
         name=name,
@@ -241,8 +246,22 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
         takes_any_chunk=any_chunk,
         chunk=conventions.chunk if any_chunk else None,
         lengths={} if cls.fits_environment else {"action_dim": conventions.action_dim},
+        maker=maker,
+        makers_chunk=conventions.chunk if maker == "lerobot" else None,
         model=header.model,
     )
+
+
+def _open_block(identity: Identity, asked: _Asked) -> dict[str, Any]:
+    """The recipe's block without what the checkpoint's own files say; {} where they say all.
+
+    A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
+    """
+    if not identity.published or identity.regresses or (asked.to_act and identity.maker == "lerobot"):
+        return {}
+    block = asked.start_of(identity.family)
+    options = {key: value for key, value in block.get("options", {}).items() if key not in identity.stated}
+    return {**block, "options": options}
 
 
 def _fitting_block(

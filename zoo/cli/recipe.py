@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,17 @@ from zoo.config.hyperparams import acting_recipe, deep_merge
 
 _NESTED = ("policy", "policy_kwargs", "env_kwargs")
 """Settings of which the user's keys stand beside the recipe's."""
+
+
+_PROGRAMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "lerobot": {
+        "LIBERO": {"env_kwargs": {"protocol": "lerobot"}},
+        "MetaWorld": {"env_kwargs": {"protocol": "lerobot"}},
+    },
+    "openpi": {"LIBERO": {"chunk": 5, "env_kwargs": {"protocol": "openvla-oft"}}},
+}
+"""Maker -> benchmark -> what its own evaluation sets: lerobot 0.4.4 envs/, and openpi 15a9616a examples/libero/main.py,
+whose horizons and settle steps are those of OpenVLA-OFT."""
 
 
 def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
@@ -33,11 +45,28 @@ def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any
 def settings_to_act(env: str, policy: PolicyChoice, kwargs: Mapping[str, Any], *, by_recipe: bool) -> dict[str, Any]:
     """Return the recipe's settings for a policy that only acts, with the user's `policy_kwargs` over them.
 
-    What it learns by does not matter.
+    What it learns by does not matter, but for the denoising steps of RLinf's checkpoints, whose recipes these are. One
+    that is not to be read by the recipe is played as its maker does.
     """
     recipe = recipe_to_act(env, policy.family, by_recipe=by_recipe)
     acting = {name: value for name, value in recipe.items() if name != "policy_kwargs"}
+    if policy.maker == "rlinf" or policy.name.startswith("RLinf/"):
+        acting |= _denoising_steps(recipe)
+    elif not by_recipe:
+        acting = merge(acting, _program(env, policy))
     return over_recipe(acting, policy, {"policy_kwargs": kwargs})
+
+
+def _denoising_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    options = recipe.get("policy_kwargs", {}).get("backbone_kwargs", {})
+    return {"policy_kwargs": {"backbone_kwargs": {"num_steps": options["num_steps"]}}} if "num_steps" in options else {}
+
+
+def _program(env: str, policy: PolicyChoice) -> dict[str, Any]:
+    """What the program of the checkpoint's maker sets in this environment."""
+    benchmark = re.split("[-/]", env, maxsplit=1)[0]
+    known = _PROGRAMS.get(policy.maker or "", {}).get(benchmark, {})
+    return {**known, **({} if policy.makers_chunk is None else {"chunk": policy.makers_chunk})}
 
 
 def over_recipe(recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -411,6 +411,17 @@ def test_rlinfs_layout_without_a_config(
         read_header(folder, Request(unnorm_key="droid", options={"horizon": horizon}))
 
 
+@pytest.mark.parametrize("pi05", [False, True])
+def test_the_gripper_of_rlinfs_plate25_is_0_or_1(tmp_path: Path, pi05: bool) -> None:
+    """Its environment opens above 0.5 and closes below, on the WidowX alone."""
+    for data_set, binarized in (("physical-intelligence/maniskill", True), ("physical-intelligence/libero", False)):
+        folder = rlinf_pi0(tmp_path / data_set, data_set, pi05=pi05)
+        header = read_header(folder, Request(options={"horizon": 8}))
+        assert header.model["preprocessing"]["binarize_gripper"] is binarized
+    asked = read_header(folder, Request(options={"horizon": 8, "binarize_gripper": True}))
+    assert asked.model["preprocessing"]["binarize_gripper"]
+
+
 @pytest.mark.parametrize(
     ("pi05", "width", "hidden", "feature"),
     [(True, 2048, (512, 256, 128), "prefix"), (True, 2048, (1024, 512, 256), "prefix"), (False, 1024, (64,), "expert")],

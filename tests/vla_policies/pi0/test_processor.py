@@ -54,6 +54,17 @@ def test_epsilons_are_the_makers(obs: dict[str, Tensor]) -> None:
     assert lerobot.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == 0.0
 
 
+def test_a_gripper_of_0_and_1_opens_above_one_half() -> None:
+    """RLinf's `prepare_actions_for_maniskill`: numbers between are none of the fingers'."""
+    rlinf = processor(binarize_gripper=True)
+    x_BHD = torch.tensor([0.5, 0.51, 0.0, 1.7])[None, :, None].expand(1, 4, 32) * torch.ones(32)
+    action_BKA = rlinf.to_env(x_BHD, inputs_with(torch.zeros(1, 32)))
+    assert action_BKA[0, :, 1].tolist() == [-1.0, 1.0, -1.0, 1.0]
+    torch.testing.assert_close(action_BKA[0, :, 0], torch.tensor([0.5, 0.51, 0.0, 1.0]))
+    back_BKA = rlinf.from_env(torch.tensor([[[0.2, -1.0], [0.2, 1.0]]]), inputs_with(torch.zeros(1, 32)))
+    torch.testing.assert_close(back_BKA, torch.tensor([[[0.2, 0.0], [0.2, 1.0]]]))
+
+
 def test_a_dimension_that_never_moved_divides_by_no_zero(obs: dict[str, Tensor]) -> None:
     still = Statistics(q01=(0.5,) * 3, q99=(0.5,) * 3)
     obs["state"] = torch.full((3, 3), 0.5)

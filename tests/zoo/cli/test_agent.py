@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests import mock_checkpoints
 from tests.zoo.test_enjoy import begun
@@ -27,6 +29,18 @@ from zoo.config.gym_packages import import_gym_packages
 from zoo.runs.folder import RunFolder
 
 EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
+
+
+def lerobot_folder(folder: Path, golden: Path, **settings: Any) -> Path:
+    """lerobot's layout, with statistics, and other settings than the golden folder's."""
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(golden / "model.safetensors")
+    config = json.loads((golden / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    names = ("mean", "std", "q01", "q99")
+    numbers = {f"{part}.{name}": torch.ones(8) for part in ("observation.state", "action") for name in names}
+    save_file(numbers, folder / "policy_preprocessor_step_2_normalizer_processor.safetensors")
+    return folder
 
 
 def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
@@ -87,6 +101,85 @@ def test_a_folder_of_lerobot_acts_by_its_own_number_of_steps(golden_root: Path) 
     # A run trains by its recipe.
     training = train_command.parser().parse([*flags, "--algo", "ppo"])
     assert resolve_new_run(training).chunk == 10
+
+
+PI_LIBERO = "physical-intelligence/libero"
+
+
+@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "LIBERO-Goal-PRO-lan"])
+@pytest.mark.parametrize(("pi05", "horizon"), [(False, 50), (True, 10), (True, None)])
+def test_a_folder_of_openpi_acts_as_in_openpis_example(
+    tmp_path: Path, env: str, pi05: bool, horizon: int | None
+) -> None:
+    """examples/libero/main.py: 220 to 520 steps, 10 waits, 5 actions of a decision; RLinf's recipe has others."""
+    folder = mock_checkpoints.openpi_pi0(tmp_path / "pi", PI_LIBERO, pi05=pi05, horizon=horizon)
+    flags = ["--env", env, "--policy", str(folder)]
+    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
+    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (5, "openvla-oft")
+    assert (plan.env_options["image_size"], plan.env_options["wrist_camera"]) == (256, True)
+    assert "num_steps" not in plan.policy_kwargs["backbone_kwargs"]  # its own: 10
+    asked = [*flags, "-params", "chunk:10", "env_kwargs:{protocol: rlinf-pi}"]
+    options = plan_rollout(evaluate.parser().parse(asked), episodes=1).env_options
+    assert (options["chunk"], options["protocol"]) == (10, "rlinf-pi")
+    published = plan_rollout(evaluate.parser().parse(flags), episodes=1, as_published=True)
+    assert published.env_options["chunk"] == (10 if env == "LIBERO-Long" else 5)
+
+
+@pytest.mark.parametrize(
+    ("env", "pi05", "chunk", "steps"),
+    [("LIBERO-Spatial", False, 5, 4), ("LIBERO-Long", False, 10, 4), ("LIBERO-Spatial", True, 5, 3)],
+)
+def test_a_folder_of_rlinf_acts_by_rlinfs_recipe(tmp_path: Path, env: str, pi05: bool, chunk: int, steps: int) -> None:
+    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", PI_LIBERO, pi05=pi05)
+    flags = ["--env", env, "--policy", str(folder)]
+    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
+    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (chunk, "rlinf-pi")
+    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == steps
+    asked = [*flags, "-params", "policy_kwargs:{backbone_kwargs: {num_steps: 7}}"]
+    kwargs = plan_rollout(evaluate.parser().parse(asked), episodes=1).policy_kwargs
+    assert kwargs["backbone_kwargs"]["num_steps"] == 7
+
+
+def test_a_recipes_own_weights_of_rlinf_act_with_its_denoising_steps() -> None:
+    """The same whether they are cached or not."""
+    plan = plan_rollout(evaluate.parser().parse(["--env", "LIBERO-Object", "--policy", "pi05"]), episodes=1)
+    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == 5
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("pi05", [False, True])
+def test_pi0_sees_the_plate25_camera_with_its_aspect_kept(tmp_path: Path, pi05: bool, as_published: bool) -> None:
+    """RLinf passes 640 x 480 to openpi's transforms, which leave black above and below."""
+    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", "physical-intelligence/maniskill", pi05=pi05)
+    flags = evaluate.parser().parse(["--env", "ManiSkill-Plate25-Carrot", "--policy", str(folder)])
+    assert plan_rollout(flags, episodes=1, as_published=as_published).env_options["aspect"] == "kept"
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "MetaWorld-MT50"])
+def test_a_lerobot_folder_of_pi0_acts_as_in_lerobot(
+    tmp_path: Path, golden_root: Path, family: str, env: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = lerobot_folder(tmp_path / "pi", golden_root / f"{family}_tiny", n_action_steps=3)
+    flags = ["--env", env, "--policy", str(folder)]
+    options = plan_rollout(evaluate.parser().parse(flags), episodes=1).env_options
+    assert (options["chunk"], options["protocol"]) == (3, "lerobot")
+    assert not caplog.messages  # its files say how it is read
+    asked = plan_rollout(evaluate.parser().parse([*flags, "-params", "chunk:4"]), episodes=1)
+    assert asked.env_options["chunk"] == 4
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_recipe_does_not_change_the_horizon_that_a_conversion_states(tmp_path: Path, trains: bool) -> None:
+    """RLinf's recipe says 50, which RLinf's own files do not."""
+    folder = mock_checkpoints.openpi_pi0(tmp_path / "pi", PI_LIBERO, horizon=10)
+    flags = ["--env", "LIBERO-Spatial", "--policy", str(folder)]
+    if trains:
+        kwargs = resolve_new_run(train_command.parser().parse([*flags, "--algo", "ppo"])).policy_kwargs
+    else:
+        kwargs = dict(plan_rollout(evaluate.parser().parse(flags), episodes=1).policy_kwargs)
+    request = Request(unnorm_key=kwargs["unnorm_key"], options=kwargs["backbone_kwargs"])
+    assert read_header(folder, request).model["network"]["horizon"] == 10
 
 
 def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:

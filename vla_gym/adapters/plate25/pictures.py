@@ -16,6 +16,8 @@ from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.runs import Blend
 
+FRAME = (480, 640)
+"""Rows and columns of the published camera."""
 WHOLE_ENLARGED = 2
 """A texture laid over the whole frame is stretched to this many times its sides; a window of it is shown."""
 
@@ -49,6 +51,20 @@ def shrink(picture: np.ndarray, frame: tuple[int, int]) -> np.ndarray:
     """Resize uint8 `[h, w, 3]` to `[*frame, 3]` as published processors do: bicubic, smoothed, aspect not kept."""
     height, width = frame
     return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def inner_frame(size: int) -> tuple[int, int]:
+    """Return rows and columns of the whole view in a square of `size`, its aspect kept."""
+    return int(FRAME[0] / (FRAME[1] / size)), size
+
+
+def letterbox(picture: np.ndarray, size: int) -> np.ndarray:
+    """Resize uint8 `[h, w, 3]` to `[size, size, 3]` as openpi does: bilinear, smoothed, black above and below."""
+    height, width = inner_frame(size)
+    if picture.shape[:2] != (height, width):
+        picture = np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+    top = (size - height) // 2
+    return np.pad(picture, ((top, size - height - top), (0, 0), (0, 0)))
 
 
 def _read(file: Path) -> np.ndarray:

@@ -20,6 +20,7 @@ from vla_gym.adapters.plate25.arm import Arm
 from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import OBJECTS
 from vla_gym.adapters.plate25.layouts import Place, Placed
+from vla_gym.adapters.plate25.pictures import FRAME
 from vla_gym.system.sapien_shaders import use_light_shaders
 from vla_gym.system.vulkan import DEVICE_VARIABLE
 
@@ -33,8 +34,6 @@ STILL = (1e-3, 1e-2)
 """Summed linear (m/s) and angular (rad/s) speeds below which things lie still."""
 FRICTION = 1.0
 """Static and dynamic, of objects and plates."""
-FRAME = (480, 640)
-"""Rows and columns of the published picture."""
 FOCAL = 623.588
 PRINCIPAL = (319.501, 239.545)
 CAMERA = sapien.Pose([0, -0.16, 0.36], [0.8992917, -0.09263245, 0.35892478, 0.23209205])

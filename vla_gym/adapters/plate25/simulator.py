@@ -17,7 +17,7 @@ from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.progress import Progress, grips, lies_on, task_progress, world_box
 from vla_gym.adapters.plate25.runs import find_run
-from vla_gym.adapters.plate25.scene import FRAME, SETTLE, SUBSTEPS, Scene
+from vla_gym.adapters.plate25.scene import SETTLE, SUBSTEPS, Scene
 from vla_gym.adapters.plate25.tasks import ACTION_UNITS, PROTOCOLS
 from vla_gym.simulator import SimStep
 from vla_gym.specs import RenderQuality, StartState, Task
@@ -36,7 +36,8 @@ class Plate25Simulator:
         split: part of the training set.
         protocol: a key of `PROTOCOLS`.
         action_units: a key of `ACTION_UNITS`.
-        render_quality: "full" draws 640 x 480 and shrinks that; "fast" draws at `image_size`.
+        picture: `render_quality` ("full" draws 640 x 480 and shrinks that; "fast" draws at `image_size`) and a key of
+            `ASPECTS`.
         success_ends: whether the first success ends the episode.
         assets: fields of `Assets`.
     """
@@ -51,7 +52,7 @@ class Plate25Simulator:
         split: str,
         protocol: str,
         action_units: str,
-        render_quality: RenderQuality,
+        picture: tuple[RenderQuality, str],
         success_ends: bool,
         assets: Mapping[str, str | None],
     ) -> None:
@@ -61,7 +62,10 @@ class Plate25Simulator:
         self._rules, self._success_ends = PROTOCOLS[protocol], success_ends
         self._units_A = np.array(ACTION_UNITS[action_units])
         self._size, self._cameras = (image_size, image_size), cameras
-        self._frame = FRAME if render_quality == "full" else self._size
+        render_quality, aspect = picture
+        self._kept = aspect == "kept"
+        small = pictures.inner_frame(image_size) if self._kept else self._size
+        self._frame = pictures.FRAME if render_quality == "full" else small
         self._assets = Assets(**assets)
         self._robot = Path(self._assets.robot) if self._assets.robot else box_arm(cache_dir())
 
@@ -99,8 +103,7 @@ class Plate25Simulator:
         """Draw now; `state` is the joint positions."""
         observation = {"state": self._scene.arm.qpos()}
         if "image" in self._cameras:
-            frame = self.frame()
-            observation["image"] = frame if self._frame == self._size else pictures.shrink(frame, self._size)
+            observation["image"] = self._shown(self.frame())
         return observation
 
     def privileged(self) -> np.ndarray:
@@ -122,6 +125,12 @@ class Plate25Simulator:
         return np.concatenate(
             [hand, *arm.target, [float(self._grasping())], *boxes, self._units_A[[0, 3]]], dtype=np.float64
         )
+
+    def _shown(self, frame: np.ndarray) -> np.ndarray:
+        """Return the picture as policies see it, of `image_size`."""
+        if self._kept:
+            return pictures.letterbox(frame, self._size[0])
+        return frame if self._frame == self._size else pictures.shrink(frame, self._size)
 
     def frame(self) -> np.ndarray:
         """Draw the picture before it is shrunk, uint8 `[H, W, 3]`."""

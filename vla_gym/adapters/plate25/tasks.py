@@ -101,6 +101,10 @@ ACTION_UNITS: dict[str, tuple[float, ...]] = {
 """Meaning of an action of 1 per dim, metres, radians, gripper. "physical" passes numbers on as published policies write
 them; "scaled" makes [-1, 1] span what the arm does in a step, a little more than 98 % of BridgeData's actions."""
 
+ASPECTS = ("squeezed", "kept")
+"""How the view of 640 x 480 becomes a square: made narrower, as OpenVLA's processors do, or with black above and below,
+as openpi's."""
+
 
 def plate25_benchmark(
     env_id: str,
@@ -109,6 +113,7 @@ def plate25_benchmark(
     protocol: str = "mended",
     action_units: str = "physical",
     render_quality: RenderQuality = "full",
+    aspect: str = "squeezed",
     starts: str | None = None,
     stand_ins: bool = True,
     success_ends: bool = False,
@@ -121,6 +126,7 @@ def plate25_benchmark(
         protocol: a key of `PROTOCOLS`.
         action_units: meaning of an action of 1, a key of `ACTION_UNITS`.
         render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
+        aspect: a key of `ASPECTS`: what happens to the sides of the picture.
         starts: "all" offers every start state of a task, "published" 256 (or just above) of a run, evenly spread.
             Default: "all" for the training set, "published" for runs.
         success_ends: whether the first success ends the episode, as published recipes train. Published rates
@@ -138,6 +144,7 @@ def plate25_benchmark(
         (f"{FAMILY} protocol", protocol, PROTOCOLS),
         ("action units", action_units, ACTION_UNITS),
         ("render quality", render_quality, get_args(RenderQuality)),
+        ("aspect of the picture", aspect, ASPECTS),
         ("starts", STARTS[0] if starts is None else starts, STARTS),
     ):
         check_known(kind, got, known)
@@ -172,7 +179,7 @@ def plate25_benchmark(
             "split": run.split,
             "protocol": protocol,
             "action_units": action_units,
-            "render_quality": render_quality,
+            "picture": (render_quality, aspect),
             "success_ends": success_ends,
             "assets": asdict(assets),
         },
@@ -183,7 +190,7 @@ def plate25_benchmark(
         places=PLACES,
         pays_differences=True,
         split=run.split,
-        protocol=_record(run, protocol, action_units, render_quality, assets, absent)
+        protocol=_record(run, protocol, action_units, render_quality, aspect, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},
     )
 
@@ -226,7 +233,13 @@ def _announce(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
 
 
 def _record(
-    run: Run, protocol: str, action_units: str, render_quality: str, assets: Assets, absent: tuple[str, ...]
+    run: Run,
+    protocol: str,
+    action_units: str,
+    render_quality: str,
+    aspect: str,
+    assets: Assets,
+    absent: tuple[str, ...],
 ) -> dict[str, Any]:
     return {
         "upstream": run.upstream,
@@ -235,9 +248,9 @@ def _record(
         "episodes": run.total,
         "start_states": "trial k of a task: an episode id spread over tables, positions and yaws (`Run.start`)",
         "physics": "SAPIEN, CPU, 500 Hz; published runs used PhysX on a GPU",
-        "picture": "640 x 480, green screen, shrunk bicubically with its aspect squeezed"
+        "picture": f"640 x 480, green screen, {_SHRUNK[aspect]}"
         if render_quality == "full"
-        else "drawn at image_size, green screen",
+        else f"drawn at image_size, green screen, aspect {aspect}",
         "render_quality": render_quality,
         "state": "joint positions: 6 radians, 2 finger metres",
         "action": "delta of the target pose: xyz, Euler XYZ; gripper (+1 opens)",
@@ -246,6 +259,12 @@ def _record(
         "assets": asdict(assets),
         "stand_ins": list(absent),
     }
+
+
+_SHRUNK = {
+    "squeezed": "shrunk bicubically with its aspect squeezed",
+    "kept": "shrunk bilinearly with its aspect kept, black above and below",
+}
 
 
 def _protocol_record(name: str) -> dict[str, Any]:

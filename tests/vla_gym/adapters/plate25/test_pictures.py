@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from vla_gym.adapters.plate25.pictures import bilinear, box_of, green_screen, mix
+from vla_gym.adapters.plate25.pictures import bilinear, box_of, green_screen, letterbox, mix
 
 
 @pytest.fixture
@@ -92,3 +93,15 @@ def test_wrong_sizes_are_refused(drawn: np.ndarray, foreground: np.ndarray) -> N
         green_screen(drawn, foreground, drawn[:-1])
     with pytest.raises(ValueError, match="needs a texture"):
         green_screen(drawn, foreground, drawn, blend="whole", alpha=0.5)
+
+
+def test_a_letterbox_is_what_openpi_makes_of_the_camera() -> None:
+    """`resize_with_pad` of openpi_client: 168 of 224 rows, PIL's bilinear, the rest black."""
+    picture = np.random.default_rng(0).integers(1, 256, (480, 640, 3), dtype=np.uint8)
+    shown = letterbox(picture, 224)
+    assert shown.shape == (224, 224, 3)
+    assert not shown[:28].any()
+    assert not shown[196:].any()
+    inner = np.array(Image.fromarray(picture).resize((224, 168), Image.Resampling.BILINEAR))
+    assert (shown[28:196] == inner).all()
+    assert (letterbox(inner, 224) == shown).all()  # drawn at that size

@@ -44,6 +44,16 @@ def trace(sim: Any, start: StartState, actions: np.ndarray) -> list[bytes]:
     return found
 
 
+@pytest.mark.parametrize("quality", ["fast", "full"])
+def test_a_view_whose_aspect_is_kept_has_black_above_and_below(quality: str, bare: Path) -> None:
+    sim = simulator(render_quality=quality, aspect="kept")
+    sim.reset(START)
+    image = sim.observe()["image"]
+    assert image.shape == (64, 64, 3)
+    assert image.any(axis=(1, 2)).nonzero()[0][[0, -1]].tolist() == [8, 55]
+    sim.close()
+
+
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_id_resets_steps_and_shows_something(env_id: str, bare: Path) -> None:
     sim = simulator(env_id)
