@@ -174,7 +174,7 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
             kwargs = {**kwargs, **given_settings(args.params).get("policy_kwargs", {})}
         _check_whole(name, {"family": row.family, **kwargs})
         lines |= dict.fromkeys(f"{part.role:<12} {part.line()}" for part in start_parts(name, kwargs))
-    return list(lines)
+    return list(lines) or [f"weights      {args.policy}, fresh"]
 
 
 def _check_whole(policy: str, kwargs: Mapping[str, Any]) -> None:

@@ -142,6 +142,11 @@ def test_the_dry_run_plans_the_suite_that_was_asked_for(capsys: pytest.CaptureFi
     assert "environment  LIBERO-Goal" in out
 
 
+def test_the_dry_run_tells_fresh_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.run(["--published", "libero-130-grpo", "--dry-run", "--policy", "nano"]) == 0
+    assert "weights      nano, fresh" in capsys.readouterr().out
+
+
 def test_the_dry_run_looks_at_the_users_weights(tmp_path: Path) -> None:
     folder = tmp_path / "RLinf-OpenVLAOFT-LIBERO-130"
     openvla(folder, ["libero_130_no_noops_trajall"])
