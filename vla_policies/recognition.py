@@ -25,7 +25,8 @@ def names_of(*folders: Path) -> tuple[str, ...]:
 def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
     """The family that reads a published folder: `wanted`, or the one that it is recognised as.
 
-    Where several families' folders look alike and nothing tells which it is, a warning names them. Raises `BadValue`
+    Where several families' folders look alike and nothing tells which it is, a warning names them; where `wanted` is
+    not what the folder is recognised as, one says so. Raises `BadValue`
     for a layout that none reads, and for a `wanted` family that does not read it.
     """
     # openpi's conversions do not name their layout.
@@ -42,12 +43,21 @@ def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
         family = family_class(wanted)
         if family.family not in families:
             raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{wanted}'")
-        return family
     verdicts = {name: family_class(name).recognises(model) for name in families}
     found = next(name for name, verdict in verdicts.items() if verdict)
+    if wanted is not None:
+        if found != family.family and verdicts[family.family] is not None:
+            _warn_of_choice(folder, family.family, found)
+        return family
     if unsure := [name for name, verdict in verdicts.items() if verdict is None]:
         _warn_of_families(folder, found, unsure[0])
     return family_class(found)
+
+
+@lru_cache
+def _warn_of_choice(folder: Path, wanted: str, found: str) -> None:
+    """Say once per process that a folder is read as another family than it is recognised as."""
+    _log.warning(f"'{folder}' is read as {wanted}, as asked, but its name or files say {found}")
 
 
 @lru_cache

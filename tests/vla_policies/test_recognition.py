@@ -104,6 +104,15 @@ def test_a_guess_is_said_in_one_line_that_names_the_setting(
     assert caplog.records == []
 
 
+def test_another_family_than_the_folder_s_own_is_said(
+    golden_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tokens_only(golden_root, tmp_path / "openvla-7b-finetuned-libero-spatial")
+    assert family_of(folder, "openvla-oft") == "openvla-oft"
+    (record,) = caplog.records
+    assert record.getMessage() == f"'{folder}' is read as openvla-oft, as asked, but its name or files say openvla"
+
+
 def test_an_adapter_s_name_tells_of_its_base(golden_root: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "models--RLinf--RLinf-OpenVLAOFT-ManiSkill-Base-Lora" / SNAPSHOT
     assert names_of(adapter, tmp_path / "base") == ("RLinf-OpenVLAOFT-ManiSkill-Base-Lora", "base")

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ OWN_KEY = "vla_zoo"
 """Key of a published layout's `config.json` under which a folder that this project wrote keeps its own settings."""
 SHARD_BYTES = 5 * 10**9
 """Largest file that `write_tensors` makes, as on the Hub."""
+_LFS_POINTER = b"version https://git-lfs"
 _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -100,6 +102,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 def shapes_of(path: Path) -> dict[str, Tensor]:
     """All tensors of one file on the meta device."""
     check_no_pipe(path)
+    _check_fetched(path)
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -114,6 +117,7 @@ def read_safetensors(
     """The tensors of one file but those that `skip` is true of; where they must be `finite`, raises `BadValue` for one
     that is not: every decision would be nonsense."""
     check_no_pipe(path)
+    _check_fetched(path)
     try:
         if skip is None:
             tensors = load_file(path)
@@ -125,6 +129,15 @@ def read_safetensors(
     if finite:
         check_finite(path, tensors)
     return tensors
+
+
+def _check_fetched(path: Path) -> None:
+    """Raise `BadValue` for the pointer that `git clone` leaves without Git LFS."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise BadValue(
+                f"'{path}' is no weights but a pointer of Git LFS: run git lfs pull in its folder, or hf download"
+            )
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -119,10 +119,8 @@ def resolve_policy(
             fixed = ("lora",) if fresh else ()
             return PolicyChoice(name=name, family=name, env_options={}, fixed=fixed, model=asked.options)
         return _start_choice(name, block, asked)
-    folder = local_or_shipped(name)
+    folder = policy_of(name)
     if folder.is_dir():
-        if (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
-            folder = policy_folder(name)
         return _of_folder(folder, str(folder), asked)
     if "/" not in name:
         raise unknown_name("policy", name, FAMILIES)
@@ -132,6 +130,12 @@ def resolve_policy(
     assert found is not None, "a family was handled above"
     # A Hub id is of use to others, the path of its copy here is not.
     return _of_folder(found, name, asked)
+
+
+def policy_of(name: str) -> Path:
+    """Return the folder that a name means, of a run its best policy; it is none where the name means no folder here."""
+    folder = local_or_shipped(name)
+    return policy_folder(name) if (folder / CONFIG_FILE).is_file() and not holds_policy(folder) else folder
 
 
 # Start weights of a recipe --------------------------------------------------------------------------------

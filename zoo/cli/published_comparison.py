@@ -22,7 +22,7 @@ def protocol_lines(row: PublishedRow, starts: Mapping[str, int], grid: Mapping[s
     if protocol.sample:
         actions = f"sampled (do_sample true), temperature {protocol.temperature:g}"
     wanted = sum(starts.values())
-    whole = sum(protocol.start_states or count for count in grid.values())
+    whole = sum(protocol.start_states or grid[env] for env in starts)
     part = "all of it" if wanted == whole else f"{wanted:,} of its {whole:,} start states"
     horizon = "-".join(str(steps) for steps in (row.horizon[0], row.horizon[-1])[: len(row.horizon)])
     kwargs = ", ".join(f"{name} {value}" for name, value in protocol.env_kwargs.items())

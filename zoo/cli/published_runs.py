@@ -17,7 +17,7 @@ from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
-from zoo.cli.policy_choice import resolve_policy
+from zoo.cli.policy_choice import policy_of, resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
 from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
@@ -61,7 +61,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
     if options:
         print(f"besides      {yaml_line(options)}: yours, and not of the published protocol", flush=True)
     if args.dry_run:
-        print("\n".join([*_weights_lines(row, envs, args), *recipe_lines(row)]))
+        print("\n".join([*_weights_lines(row, envs, args), *recipe_lines(row, args.env)]))
         print("dry run      nothing was started or written")
         return 0
     for env in envs:
@@ -159,18 +159,32 @@ def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> RolloutPlan:
 def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Namespace) -> list[str]:
     from zoo.training.start_weights import start_parts  # brings torch
 
-    given = args.run or args.policy
-    if given is not None:
-        return [f"weights      {given}"]
+    if args.run is not None:
+        return [f"weights      {args.run}"]
     lines: dict[str, None] = {}
     for env in envs:
         try:
-            policy = row.start_policy(env)
+            policy = args.policy or row.start_policy(env)
         except BadValue as error:
             return [f"weights      {error}"]
         name, kwargs = acting_settings(env, policy)
+        if args.policy is not None:
+            folder = policy_of(name)
+            name = str(folder) if folder.is_dir() else name
+            kwargs = {**kwargs, **given_settings(args.params).get("policy_kwargs", {})}
+        _check_whole(name, {"family": row.family, **kwargs})
         lines |= dict.fromkeys(f"{part.role:<12} {part.line()}" for part in start_parts(name, kwargs))
-    return list(lines)
+    return list(lines) or [f"weights      {args.policy}, fresh"]
+
+
+def _check_whole(policy: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise `BadValue` where all parts of a policy are here and a file of theirs is missing or damaged."""
+    from vla_policies.backbone import Request  # brings torch
+    from zoo.training.start_weights import check_files, start_parts
+
+    folders = [part.folder for part in start_parts(policy, kwargs)]
+    if folders and folders[0] is not None and None not in folders:
+        check_files(folders[0], Request(family=kwargs.get("family"), base=kwargs.get("base")))
 
 
 def acting_settings(env: str, policy: str) -> tuple[str, Mapping[str, Any]]:
@@ -200,6 +214,7 @@ def resolve_published(args: argparse.Namespace) -> RunConfig:
     config = resolve_new_run(args)
     family = config.entry.rpartition("/")[2]
     if family != row.recipe.policy:
+        _check_whole(config.policy, config.policy_kwargs)  # half a download may not show its family
         raise BadValue(
             f"--published {row.name} trains {row.recipe.policy}, and '{config.policy}' is read as {family}; give "
             f"weights of {row.recipe.policy}, or leave out --published"

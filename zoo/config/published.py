@@ -85,10 +85,11 @@ class PublishedRow:
         Raises `BadValue` where none were published.
         """
         if env not in self.weights or self.family is None:
-            trained = f" Train them: python -m zoo.train --published {self.name}; then" if self.recipe else ""
+            suite = f" --env {env}" if self.recipe and self.recipe.env == ANY_SUITE else ""
+            train = f"train them (python -m zoo.train --published {self.name}{suite}), then " if self.recipe else ""
             raise BadValue(
-                f"no weights of '{self.name}' ({self.model}) were published that can be read here.{trained} give "
-                "yours with -i RUN or --policy NAME"
+                f"no weights of '{self.name}' ({self.model}) were published that can be read here: {train}give yours "
+                "with -i RUN or --policy NAME"
             )
         block = acting_recipe(env, self.family).get("policy", {})
         return self.family if block.get("checkpoint") == self.weights[env] else self.weights[env]

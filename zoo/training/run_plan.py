@@ -184,7 +184,8 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
         episodes = batch.num_envs * batch.rounds
         rollout = f"{episodes // batch.group_size} groups of {batch.group_size} episodes"
     else:
-        rollout = f"{batch.num_envs} envs x {batch.decisions_per_env} decisions"
+        rounds = f"{batch.rounds} rounds of " if batch.rounds > 1 else ""
+        rollout = f"{rounds}{batch.num_envs} envs x {batch.decisions_per_env} decisions"
     portions = f", {batch.micro_batch_size} at a time" if batch.micro_batch_size else ""
     lines = [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",

@@ -10,8 +10,9 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.backbone import Request
-from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint
+from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, identify, read_contents
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
+from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import check_checkpoint
 from vla_policies.modules.lora_config import read_adapter_config
@@ -107,6 +108,12 @@ def fetch_start_weights(config: RunConfig) -> None:
             find_checkpoint(part.name, revision=part.revision)
     if parts:
         check_fit(config)
+
+
+def check_files(folder: Path, request: Request) -> None:
+    """Raise `BadValue` where a file of a policy's folder is missing or no weights; reads headers alone."""
+    identify(folder, request)
+    read_shapes(read_contents(folder, request.base).model.folder)
 
 
 def check_fit(config: RunConfig) -> str:

@@ -53,6 +53,14 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
         weights.read_tensors(tmp_path)
 
 
+def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 15064000000\n")
+    for read in (weights.shapes_of, weights.read_safetensors):
+        with pytest.raises(BadValue, match="pointer of Git LFS"):
+            read(path)
+
+
 def test_large_weights_go_into_shards_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {name: torch.full((8,), float(number)) for number, name in enumerate("abc")}
     # 8 float32 are 32 bytes: two tensors a file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -11,11 +12,16 @@ import pytest
 
 from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.algorithms.test_ppo import scripted
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.openvla.config import Settings
+from vla_policies.vlm_flow_config import FlowLearning
 from zoo.algorithms import training_warnings as alarms
 from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.run_config import OptimizerOptions, PolicyOptions, known_settings
 from zoo.config.settings import annotations_of
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_metrics
+from zoo.train import parser
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([^`]+)`", PAGE))
@@ -117,6 +123,22 @@ def test_every_published_name_is_logged_or_mapped_with_sign_and_unit() -> None:
         assert wanted, f"{published} is neither logged nor mapped"
         assert {phase(key) for key in wanted} <= explained
         assert len(unit) > 3
+
+
+def test_every_key_of_rlinf_s_files_is_mapped_to_settings_that_exist() -> None:
+    known = {name for algo in ALGORITHMS for name in known_settings(algo)}
+    known |= {*annotations_of(PolicyOptions), *annotations_of(OptimizerOptions)}
+    for kind in (Settings, FlowSettings, FlowLearning):
+        known |= {field.name for field in dataclasses.fields(kind)}
+    known |= {"lora"} | {flag for action in parser()._actions for flag in action.option_strings}
+    rows = [(*(re.findall(r"`([^`]+)`", cell) for cell in row[:2]), row[2]) for row in rows_of("Config keys of RLinf")]
+    assert len(rows) > 40
+    for theirs, here, note in rows:
+        assert {name.split(".")[0] for name in theirs} <= {"algorithm", "env", "actor", "rollout", "runner", "cluster"}
+        assert set(here) <= known, here
+        assert here or note.startswith("nothing to set")
+    mapped = [name for theirs, _, _ in rows for name in theirs]
+    assert len(mapped) == len(set(mapped))
 
 
 def test_every_alarm_is_explained() -> None:

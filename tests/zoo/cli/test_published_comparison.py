@@ -72,3 +72,6 @@ def test_a_part_of_the_grid_is_said_to_be_one() -> None:
     assert "actions      sampled (do_sample true), temperature 1.6" in whole
     part = protocol_lines(row, {"LIBERO-130": 20}, {"LIBERO-130": 6500})
     assert any("(20 of its 6,500 start states)" in line for line in part)
+    suites = published_rows()["libero-oft-grpo"]
+    one = protocol_lines(suites, {"LIBERO-Long": 500}, dict.fromkeys(suites.envs, 500))
+    assert any("on LIBERO-Long (all of it)" in line for line in one)

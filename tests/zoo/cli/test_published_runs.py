@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.mock_checkpoints import openvla
 from vla_gym.errors import BadValue
-from zoo import evaluate
+from zoo import evaluate, train
 from zoo.cli import published_runs
 from zoo.cli.agent import RolloutPlan
 from zoo.config import published as rows
 from zoo.config.published import Figure, PublishedRow
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.runs.shipped_agents import agents_folder
+from zoo.training.run_plan import arithmetic_lines
 
 ROW = PublishedRow(
     name="toy",
@@ -130,3 +133,43 @@ def test_the_plan_of_a_recipe_is_the_one_of_the_command() -> None:
     plan = published_runs.recipe_plan("ppo", "ManiSkill-Plate25", "openvla-oft")
     assert (plan.config.entry, plan.config.chunk) == ("ManiSkill-Plate25/openvla-oft", 8)
     assert (plan.batch.decisions, plan.batch.minibatches) == (2560, 4)
+
+
+def test_the_dry_run_plans_the_suite_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.run(["--published", "libero-oft-grpo", "--env", "LIBERO-Goal", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "recipe       grpo LIBERO-Goal/openvla-oft" in out
+    assert "environment  LIBERO-Goal" in out
+
+
+def test_the_dry_run_tells_fresh_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.run(["--published", "libero-130-grpo", "--dry-run", "--policy", "nano"]) == 0
+    assert "weights      nano, fresh" in capsys.readouterr().out
+
+
+def test_the_dry_run_looks_at_the_users_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "RLinf-OpenVLAOFT-LIBERO-130"
+    openvla(folder, ["libero_130_no_noops_trajall"])
+    asked = ["--published", "libero-130-grpo", "--dry-run", "--policy"]
+    assert evaluate.run([*asked, str(folder)]) == 0
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(BadValue, match="lacks the shard model-00002-of-00003"):
+        evaluate.run([*asked, str(folder)])
+    half = tmp_path / "half"
+    half.mkdir()
+    for name in ("config.json", "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json"):
+        shutil.copyfile(folder / name, half / name)
+    with pytest.raises(BadValue, match=r"lacks model\.safetensors"):
+        train.run(["--published", "libero-130-grpo", "--dry-run", "--policy", str(half)])
+    with pytest.raises(BadValue, match="neither a folder here nor a Hub id"):
+        evaluate.run([*asked, str(tmp_path / "nowhere")])
+
+
+def test_rounds_are_part_of_a_rollouts_product() -> None:
+    plan = published_runs.recipe_plan("ppo", "MetaWorld-MT50", "pi0")
+    assert any("8 rounds of 64 envs x 20 decisions: at most 10240 " in line for line in arithmetic_lines(plan))
+
+
+def test_weights_that_were_not_published_are_trained_by_a_whole_command() -> None:
+    with pytest.raises(BadValue, match="--published libero-pi0-grpo --env LIBERO-Goal"):
+        rows.published_rows()["libero-pi0-grpo"].start_policy("LIBERO-Goal")
