@@ -295,8 +295,8 @@ def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
     if ":" not in described.success and described.success not in info:
         warnings.warn(
             f"info of {described.env}'s first step has no '{described.success}' (it has "
-            f"{', '.join(map(str, info)) or 'nothing'}): no episode counts as solved unless it comes later; success= names "
-            "the key",
+            f"{', '.join(map(str, info)) or 'nothing'}): no episode counts as solved unless it comes later; success= "
+            "names the key",
             stacklevel=2,
         )
 
