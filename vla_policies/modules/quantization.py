@@ -30,7 +30,7 @@ def check_installed(scheme: Scheme) -> None:
     """Raise `BadValue` where the library of a scheme is not here."""
     if scheme == "nf4" and find_spec("bitsandbytes") is None:
         raise BadValue(
-            f"quantization: nf4 needs bitsandbytes, which is not installed: pip install bitsandbytes, or take "
+            "quantization: nf4 needs bitsandbytes, which is not installed: pip install bitsandbytes, or take "
             "quantization: int8"
         )
 
