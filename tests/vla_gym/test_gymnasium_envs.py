@@ -173,7 +173,7 @@ def test_what_cannot_be_driven_is_said_at_once() -> None:
 
     with pytest.raises(BadValue, match="must be a Box with finite bounds, got Box"):  # float32's largest is infinity
         vla_gym.from_gymnasium(their_yard.Unlimited, "go", horizon=5)
-    with pytest.raises(BadValue, match=r"their_yard:several makes a SyncVectorEnv, expected one gymnasium.Env"):
+    with pytest.raises(BadValue, match=r"their_yard:several makes SyncVectorEnv, expected one gymnasium.Env"):
         vla_gym.from_gymnasium(their_yard.several, "go", horizon=5)
     with pytest.raises(BadValue, match="give horizon="):
         vla_gym.from_gymnasium(their_yard.Yard, "go")

@@ -170,7 +170,7 @@ def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered:
         asked = {}
     made = target(**{**asked, **kwargs})
     if not isinstance(made, gym.Env):
-        raise BadValue(f"{env} makes a {type(made).__name__}, expected one gymnasium.Env")
+        raise BadValue(f"{env} makes {type(made).__name__}, expected one gymnasium.Env")
     return made
 
 
