@@ -95,7 +95,8 @@ def test_your_own_gymnasium_environment(tmp_path: Path) -> None:
     page = OWN_ENVIRONMENT.read_text(encoding="utf-8")
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    by_call, check, train, evaluate = commands_of(page)
+    check_call, by_call, check, train, evaluate = commands_of(page)
+    run(check_call, tmp_path)
     assert "6 of" in run(by_call, tmp_path)
     run(check, tmp_path)
     assert "success" in run(train, tmp_path)

@@ -44,13 +44,15 @@ def from_gymnasium(
             of "validation" `reset(seed=2 * trials + k)`.
         image: key of the observation that is a picture, uint8 `[H, W, 3]`; by default `render()` gives it
             (`render_mode="rgb_array"`).
-        state: key of the observation that is the state; True takes the whole one where it is a vector, False none.
+        state: key of the observation that is the state; True takes the whole one where it is a vector, False none. Of
+            a `Dict` with vectors a key, or False, must be given.
             Entries with bounds are scaled to [-1, 1].
         control_hz: steps in a second of film.
         in_process: whether it steps so fast that worker processes would only slow it down.
         kwargs: of the environment's constructor, JSON values.
 
-    Raises `BadValue` for what cannot be driven, and for an `id` that is taken.
+    Makes the environment, resets it, looks at its picture and steps it once. Raises `BadValue` for what cannot be
+    driven, and for an `id` that is taken; warns where `info` of that step lacks the key `success`.
     """
     registered = isinstance(env, str)
     if isinstance(env, str):

@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from vla_gym import make_vec
 from vla_gym.errors import UnknownName
 from vla_gym.registry import find_benchmark, list_envs
+from vla_policies.registry import FAMILIES
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.hyperparams import candidate_keys, load_hyperparams
@@ -26,6 +27,12 @@ from zoo.training.setup import make_model
 FOLDER = Path(__file__).parents[2] / "hyperparams"
 FILES = [FOLDER / f"{algo}.yml" for algo in ALGORITHMS]
 ENTRIES = [(file, key) for file in FILES for key in yaml.safe_load(file.read_text())]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_family_has_settings_for_any_environment(algo: str, family: str) -> None:
+    assert load_hyperparams(algo, "Their-Own", family).entry == f"default/{family}"
 
 
 EVERY_ENTRY = pytest.mark.parametrize(("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value))

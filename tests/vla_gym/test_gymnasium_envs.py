@@ -46,11 +46,33 @@ class Yard(gym.Env):
         image[:, : 1 + int(19 * self.place[0])] = 255
         return image
 
+class Odd(Yard):  # its picture is `picture`
+    picture = None
+    def render(self):
+        return self.picture
+
+class Floats(Odd):
+    picture = np.zeros((8, 8, 3))
+
+class Transparent(Odd):
+    picture = np.zeros((8, 8, 4), np.uint8)
+
 def nearly(info):
     return info["far"] > 1.0
 
 class Unlimited(Yard):
     action_space = gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,))
+
+class ChannelsFirst(Yard):
+    observation_space = gym.spaces.Dict(first=gym.spaces.Box(0, 255, (3, 4, 4), np.uint8))
+
+class Buttons(Yard):
+    action_space = gym.spaces.Discrete(2)
+    def step(self, action):
+        return super().step([(0, 1)[action]])
+
+def boxed():
+    return gym.wrappers.TransformAction(Buttons(), lambda action: int(action[0] > 0), gym.spaces.Box(-1.0, 1.0, (1,)))
 
 def several():
     return gym.vector.SyncVectorEnv([Yard, Yard])
@@ -72,7 +94,7 @@ class Shown(gym.Env):  # its picture is in the observation; it has no render_mod
 
     def step(self, action):
         Shown.taken.append(int(action[0]))
-        return *self.reset()[:1], 0.0, False, False, {}
+        return *self.reset()[:1], 0.0, False, False, {"is_success": False}
 
 gym.register("Yard-v0", entry_point=Yard, max_episode_steps=7)
 gym.register("ShownYard-v0", entry_point=Shown, max_episode_steps=7)
@@ -151,7 +173,7 @@ def test_what_cannot_be_driven_is_said_at_once() -> None:
 
     with pytest.raises(BadValue, match="must be a Box with finite bounds, got Box"):  # float32's largest is infinity
         vla_gym.from_gymnasium(their_yard.Unlimited, "go", horizon=5)
-    with pytest.raises(BadValue, match=r"their_yard:several makes a SyncVectorEnv, expected one gymnasium.Env"):
+    with pytest.raises(BadValue, match=r"their_yard:several makes SyncVectorEnv, expected one gymnasium.Env"):
         vla_gym.from_gymnasium(their_yard.several, "go", horizon=5)
     with pytest.raises(BadValue, match="give horizon="):
         vla_gym.from_gymnasium(their_yard.Yard, "go")
@@ -159,6 +181,35 @@ def test_what_cannot_be_driven_is_said_at_once() -> None:
     vla_gym.from_gymnasium("their_yard:Yard-v0", "go")  # again: nothing changes
     with pytest.raises(BadValue, match="'Yard-v0' is taken by another environment"):
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go elsewhere")
+
+
+def test_a_picture_that_cannot_be_used_is_refused_when_it_is_described() -> None:
+    import their_yard
+
+    for odd, got in (("Odd", "gave no picture"), ("Floats", "got float64"), ("Transparent", r"\[8, 8, 4\]")):
+        with pytest.raises(BadValue, match=f"their_yard:{odd} fails at reset.*{got}"):
+            vla_gym.from_gymnasium(getattr(their_yard, odd), "go", horizon=5)
+    with pytest.raises(BadValue, match=r"the image 'first' must be uint8 \[H, W, 3\], got Box"):
+        vla_gym.from_gymnasium(their_yard.ChannelsFirst, "go", image="first", horizon=5)
+
+
+def test_a_success_key_that_info_lacks_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"their_yard:Yard-v0's first step has no 'suces' \(it has is_success, far\)"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", success="suces")
+
+
+def test_the_vectors_of_a_dict_are_not_passed_over_in_silence() -> None:
+    with pytest.raises(BadValue, match=r"which of arm is the state\? say state='arm', or state=False"):
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "go", image="pixels")
+    assert not vla_gym.from_gymnasium("their_yard:ShownYard-v0", "go", image="pixels", state=False).state_dim
+
+
+def test_actions_that_are_no_box_are_told_of_a_wrapper_that_helps() -> None:
+    import their_yard
+
+    with pytest.raises(BadValue, match=r"got Discrete\(2\); .* gymnasium.wrappers.TransformAction"):
+        vla_gym.from_gymnasium(their_yard.Buttons, "go", horizon=5)
+    assert vla_gym.from_gymnasium(their_yard.boxed, "go", horizon=5).action_dim == 1
 
 
 def test_a_state_is_scaled_where_it_has_bounds() -> None:
@@ -214,7 +265,7 @@ def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
     # Of 0 to 10 the numbers 5.9 and 10 are the integers 6 and 10.
     for action in (0.18, 1.0):
         envs.step(np.float32([[action]]))
-    assert their_yard.Shown.taken == [6, 10]
+    assert their_yard.Shown.taken[-2:] == [6, 10]
     envs.close()
     with pytest.raises(UnknownName, match="no key of the observation 'pixel'"):
         vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixel", id="A")
@@ -248,7 +299,7 @@ def test_workers_import_the_module_that_registers_an_id(monkeypatch: pytest.Monk
 
     benchmark = vla_gym.from_gymnasium("Yard-v0", "go", id="Plain")
     assert benchmark.simulator_kwargs["env"] == "their_yard:Yard-v0"
-    assert vla_gym.from_gymnasium("Pendulum-v1", "swing up", id="Own").simulator_kwargs["env"] == "Pendulum-v1"
+    assert gymnasium_envs._with_module(gym.spec("Pendulum-v1")) == "Pendulum-v1"
     monkeypatch.setattr(their_yard.Yard, "__module__", "__main__")
     with pytest.raises(BadValue, match="registered in the program itself"):
         vla_gym.from_gymnasium("Yard-v0", "go", id="Main")

@@ -264,6 +264,17 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None
     assert episodes(killed) == episodes(whole)
 
 
+def test_damaged_evaluations_are_refused_before_anything_is_written(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(ppo_run, tmp_path / "ppo" / "Toy-Reach_1"))
+    (run / "evaluations.npz").write_bytes(b"PK half")
+    before = sorted(run.iterdir())
+    assert guarded(train_command.run, ["-i", str(run), "-n", "9000"]) == 2
+    assert "evaluations.npz" in capsys.readouterr().err
+    assert sorted(run.iterdir()) == before
+
+
 def test_a_best_policy_past_the_newest_checkpoint_is_dropped(ppo_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(ppo_run, tmp_path / "ppo" / "Toy-Reach_1"))
     *_, newest = RunFolder(run).saved_steps()

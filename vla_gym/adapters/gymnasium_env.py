@@ -9,7 +9,8 @@ import functools
 import hashlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +116,7 @@ class GymnasiumSimulator:
     ) -> None:
         self._env = make_env(env, env_kwargs, registered=registered, rendered=image is None)
         self._low, self._high = action_bounds(self._env.action_space, env)
-        self._success = pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
+        self._success = success_of(success)
         self._image_key, self._image_size, self._cameras = image, image_size, cameras
         self._state_key, self._state_space = state, state_space(self._env.observation_space, state)
         self._first_seed = first_seed
@@ -169,14 +170,17 @@ def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered:
         asked = {}
     made = target(**{**asked, **kwargs})
     if not isinstance(made, gym.Env):
-        raise BadValue(f"{env} makes a {type(made).__name__}, expected one gymnasium.Env")
+        raise BadValue(f"{env} makes {type(made).__name__}, expected one gymnasium.Env")
     return made
 
 
 def action_bounds(space: gym.Space[Any], env: str) -> tuple[np.ndarray, np.ndarray]:
     """Return what -1 and +1 mean, float64 `[A]`; raises `BadValue` for actions that are no bounded vectors."""
     if not isinstance(space, gym.spaces.Box) or not has_bounds(space).all():
-        raise BadValue(f"actions of {env} must be a Box with finite bounds, got {space}; wrap it, e.g. RescaleAction")
+        raise BadValue(
+            f"actions of {env} must be a Box with finite bounds, got {space}; a function can make it "
+            "gymnasium.wrappers.TransformAction(env, to_its_action, Box(-1, 1, (A,)))"
+        )
     return space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
 
 
@@ -194,13 +198,21 @@ def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | No
         known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
         if state not in known:
             raise unknown_name("key of the observation", state, known)
-        space = known[state]
-    elif not state:
+        if not _is_vector(known[state]):
+            raise BadValue(f"the state '{state}' must be a vector, got {known[state]}")
+        return known[state]  # type: ignore[return-value]
+    if not state:
         return None
-    is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-    if not is_vector and isinstance(state, str):
-        raise BadValue(f"the state '{state}' must be a vector, got {space}")
-    return space if is_vector else None  # type: ignore[return-value]
+    if isinstance(space, gym.spaces.Dict) and (vectors := [key for key, part in space.items() if _is_vector(part)]):
+        raise BadValue(
+            f"which of {', '.join(vectors)} is the state? say state='{vectors[0]}', or state=False for a policy that "
+            "looks at the picture only"
+        )
+    return space if _is_vector(space) else None  # type: ignore[return-value]
+
+
+def _is_vector(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
 
 
 def check_picture(env: gym.Env[Any, Any], image: str | None, name: str) -> None:
@@ -222,7 +234,7 @@ def check_picture(env: gym.Env[Any, Any], image: str | None, name: str) -> None:
 
 
 def _is_picture(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
 
 
 def _renders(env: gym.Env[Any, Any]) -> bool:
@@ -263,9 +275,35 @@ def sizes(described: Description) -> tuple[int, int]:
         low, _ = action_bounds(env.action_space, described.env)
         check_picture(env, described.image, described.env)
         state = state_space(env.observation_space, described.state)
+        _try_out(env, described)
         return len(low), 0 if state is None else state.shape[0]
     finally:
         env.close()
+
+
+def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
+    """Reset, look and step once: raises `BadValue` where that fails, and warns where `info` lacks the success."""
+    try:
+        obs, _ = env.reset(seed=0)
+        square(env.render() if described.image is None else obs[described.image], 1)
+        info = env.step(env.action_space.sample())[4]
+        success_of(described.success)(info)
+    except Exception as error:
+        raise BadValue(
+            f"{described.env} fails at reset(seed=0), its picture or its first step: {type(error).__name__}: {error}"
+        ) from error
+    if ":" not in described.success and described.success not in info:
+        warnings.warn(
+            f"info of {described.env}'s first step has no '{described.success}' (it has "
+            f"{', '.join(map(str, info)) or 'nothing'}): no episode counts as solved unless it comes later; success= "
+            "names the key",
+            stacklevel=2,
+        )
+
+
+def success_of(success: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what reads success from `info`: of a key, or "module:name" of a function."""
+    return pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
 
 
 def _named(key: str, info: Mapping[str, Any]) -> bool:

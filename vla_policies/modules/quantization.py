@@ -30,8 +30,8 @@ def check_installed(scheme: Scheme) -> None:
     """Raise `BadValue` where the library of a scheme is not here."""
     if scheme == "nf4" and find_spec("bitsandbytes") is None:
         raise BadValue(
-            "quantization: nf4 needs bitsandbytes, which is not installed: pip install 'vla-zoo[quantization]', or "
-            "take quantization: int8"
+            "quantization: nf4 needs bitsandbytes, which is not installed: pip install bitsandbytes, or take "
+            "quantization: int8"
         )
 
 

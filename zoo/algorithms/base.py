@@ -107,11 +107,11 @@ def constructor_settings(config: type[OnPolicyConfig], local: Mapping[str, Any])
     return settings
 
 
-def saved_policy_class(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> type:
-    """Class of the policy in a zip of `save`, whose weights are not read."""
+def saved_attributes(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> dict[str, Any]:
+    """Attributes of the model in a zip of `save`, whose weights are not read."""
     opened = nullcontext(path) if isinstance(path, BufferedIOBase) else open_path(path, "r", suffix="zip")
     with opened as file, ZipFile(file) as archive:
-        saved: type = json_to_data(archive.read("data").decode(), custom_objects)["policy_class"]
+        saved: dict[str, Any] = json_to_data(archive.read("data").decode(), custom_objects)
     return saved
 
 
@@ -135,6 +135,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
     other policy goes through SB3's own rollout loop and buffer.
     """
 
+    own_setting: ClassVar[str]
+    """A setting that this algorithm alone has."""
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorCriticPolicy,
         "CnnPolicy": ActorCriticCnnPolicy,
@@ -410,13 +412,19 @@ class AlgorithmBase(OnPolicyAlgorithm):
         *args: Any,
         **kwargs: Any,
     ) -> Self:
-        """As Stable-Baselines3's; `env` is what the constructor takes. Raises `BadValue` for a folder."""
+        """As Stable-Baselines3's; `env` is what the constructor takes.
+
+        Raises `BadValue` for a folder, and for a model of another algorithm.
+        """
         if isinstance(path, str | Path) and Path(path).is_dir():
             raise BadValue(
                 f"'{path}' is a folder, and load reads the zip that save wrote; a folder of weights is given as "
                 "policy_kwargs={'backbone': FOLDER}"
             )
-        view = None if env is None else cls._view(saved_policy_class(path, custom_objects), env)
+        saved = saved_attributes(path, custom_objects)
+        if cls.own_setting not in saved:
+            raise BadValue(f"another algorithm than {cls.__name__} was saved there: it has no {cls.own_setting}")
+        view = None if env is None else cls._view(saved["policy_class"], env)
         return super().load(path, view, device, custom_objects, *args, **kwargs)
 
     def set_env(self, env: GymEnv | VLAVectorEnv | str, force_reset: bool = True) -> None:

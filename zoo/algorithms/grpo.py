@@ -86,6 +86,7 @@ class GRPO(VLAOnPolicyAlgorithm):
     """
 
     log_name = "GRPO"
+    own_setting = "rollouts_per_update"
     advantage: GroupAdvantage
     loss_weight: GroupLossWeight
     rollouts_per_update: int

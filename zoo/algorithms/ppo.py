@@ -120,6 +120,7 @@ class PPO(VLAOnPolicyAlgorithm):
     """
 
     log_name = "PPO"
+    own_setting = "clip_range_vf"
     clip_range_vf: Any
     value_clip: ValueClip
     huber_delta: float | None

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
 from zoo.cli.arguments import flag_of, key_values
 from zoo.cli.policy_choice import PolicyChoice
-from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings
+from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings, known_settings
 from zoo.config.settings import annotations_of, check_fields
 from zoo.evaluation.protocol import EvaluationProtocol
 
@@ -31,13 +31,16 @@ def given_settings(params: Sequence[str]) -> dict[str, Any]:
     """
     values = key_values(params)
     policy = values.pop("policy_kwargs", None)
-    given = check_settings("ppo", values, "-params")
-    for name in given:
-        if name not in ENV_OPTIONS or name in TRAINING_ONLY:
+    allowed = [*(name for name in ENV_OPTIONS if name not in TRAINING_ONLY), "policy_kwargs"]
+    for name in values:
+        if name not in allowed:
+            if name not in known_settings("ppo") and name not in OF_LEARNING:
+                raise unknown_name("setting (-params)", name, allowed)
             raise BadValue(
                 f"-params {name}: a policy that is rolled out takes settings of the environment and policy_kwargs "
                 "only, such as -params 'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: l1}}'"
             )
+    given = check_settings("ppo", values, "-params")
     if policy is not None:
         given["policy_kwargs"] = _policy_kwargs(policy)
     return given

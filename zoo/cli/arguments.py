@@ -25,12 +25,18 @@ RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 _OF_RL_ZOO3 = {
     "hyperparams": "-params, which takes the same key:value pairs",
     "env-kwargs": "-params, with options of the benchmark's own inside of env_kwargs",
-    "trained-agent": "-i",
+    "trained-agent": "-i RUN, which goes on with it, or --policy RUN, a new run from its policy",
     "vec-env": "--num-envs N, whose simulators have processes of their own where they need them",
     "optimize": "python -m zoo.optimize",
     "optimize-hyperparameters": "python -m zoo.optimize",
 }
 """Flag of rl_zoo3, without dashes -> what stands here in its place."""
+_NEEDLESS = {
+    "verbose": "every update is a line",
+    "log-interval": "every update is logged",
+    "uuid": "run folders are numbered",
+}
+"""Flag of rl_zoo3, without dashes -> why nothing stands in its place."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -71,7 +77,10 @@ class OneLineParser(argparse.ArgumentParser):
             near = difflib.get_close_matches(wrong, flags, n=1)
             meant = f"'{near[0]}'" if near else None
             if "-params" in flags:
-                meant = _OF_RL_ZOO3.get(wrong.lstrip("-"), meant)
+                name = wrong.lstrip("-")
+                if name in _NEEDLESS:
+                    self.error(f"unknown argument {shown(extra[0])}: {_NEEDLESS[name]}, leave it out")
+                meant = _OF_RL_ZOO3.get(name, meant)
             self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean {meant}?" if meant else ""))
         return args
 

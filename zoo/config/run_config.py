@@ -353,7 +353,10 @@ def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
     if lacking := [name for name in known if name not in values and name not in _SINCE_FIRST_VERSION]:
         raise BadValue(f"{where} lacks {', '.join(lacking)}, which every run writes")
     config = RunConfig(**_checked_fields(values, where))
-    check_arithmetic(config)
+    try:
+        check_arithmetic(config)
+    except BadValue as error:
+        raise BadValue(f"{where}: {error}") from error
     return config
 
 

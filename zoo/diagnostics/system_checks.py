@@ -57,6 +57,8 @@ class CheckResult:
 
 def all_checks(env_ids: Sequence[str]) -> tuple[Check, ...]:
     """Return all checks in order; one picture of each of `env_ids`."""
+    drawn = any(env_id.startswith("ManiSkill") for env_id in env_ids)
+    plate25 = [Check(name="Plate25's assets", run=plate25_assets, optional=True)] if drawn else []
     return (
         Check(name="python", run=python_version),
         Check(name="torch", run=torch_device),
@@ -64,7 +66,7 @@ def all_checks(env_ids: Sequence[str]) -> tuple[Check, ...]:
         Check(name="GL", run=gl_backend, optional=not any(map(_draws_with_gl, env_ids))),
         Check(name="Vulkan", run=vulkan_device, optional=not any(map(_draws_with_vulkan, env_ids))),
         *(Check(name=env_id, run=partial(first_picture, env_id)) for env_id in env_ids),
-        Check(name="Plate25's assets", run=plate25_assets, optional=True),
+        *plate25,
         Check(name="datasets", run=dataset_reader, optional=True),
         Check(name="Hugging Face Hub", run=hub, optional=True),
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
+from vla_policies.conventions import check_spaces
 from vla_policies.flow_backbone import FlowBackbone
 from vla_policies.policy import VLAPolicy
 from vla_policies.types import PolicyInputs
@@ -42,7 +43,8 @@ class NoiseActionVecEnv(VecEnvWrapper):
     the H actions it predicts; with `repeat=False` float32 `[H * D]`. Observation: float32 `[E + S]`, the flow head's
     mean hidden state at t = 1 and x = 0, and the proprioception. The policy's weights do not change.
 
-    :param policy: of a flow family: pi0, pi05, smolvla, nano-flow. Observes and acts as the environment does.
+    :param policy: of a flow family: pi0, pi05, smolvla, nano-flow. Observes and acts as the environment does; pictures
+        of another size are scaled to its own.
     :param bound: largest size of each number of noise, b_W: 1 for pi0 in the authors' code. Beyond about 2 the policy
         has hardly been trained.
     :param repeat: one noise for all H actions, as the authors do for pi0.
@@ -64,6 +66,9 @@ class NoiseActionVecEnv(VecEnvWrapper):
                 f"only a flow policy begins at noise (pi0, pi05, smolvla, nano-flow), got family "
                 f"'{policy.backbone.family}', which draws tokens"
             )
+        if not isinstance(venv, VecEnv):
+            raise BadValue(f"{type(venv).__name__} is no VecEnv of Stable-Baselines3; give its view, envs.as_sb3()")
+        check_spaces(policy.conventions, venv.observation_space, venv.action_space)
         if not bound > 0:
             raise BadValue(f"bound must be above 0, got {bound}; 1 is usual")
         if reward not in REWARDS:
@@ -77,6 +82,7 @@ class NoiseActionVecEnv(VecEnvWrapper):
         state_space = venv.observation_space.spaces.get("state")  # type: ignore[attr-defined]
         num_state = 0 if state_space is None else int(np.prod(state_space.shape))
         self._latest: _Encoded | None = None
+        self._return_N = np.zeros(venv.num_envs)
         super().__init__(
             venv,
             observation_space=spaces.Box(-np.inf, np.inf, (self._num_features() + num_state,), np.float32),
@@ -85,6 +91,7 @@ class NoiseActionVecEnv(VecEnvWrapper):
 
     def reset(self) -> np.ndarray:
         """Begin an episode in every environment; observations `[N, E + S]`."""
+        self._return_N[:] = 0.0
         return self._remember(self.venv.reset())
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -92,7 +99,10 @@ class NoiseActionVecEnv(VecEnvWrapper):
         self.venv.step_async(self.chunks(actions))
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Observations, rewards, dones and infos; a `terminal_observation` is of this space, too."""
+        """Observations, rewards, dones and infos.
+
+        A `terminal_observation` is of this space, too, and `r` of `episode` sums the rewards of here.
+        """
         obs, reward_N, done_N, infos = self.venv.step_wait()
         for env in np.flatnonzero(done_N):
             last = {key: value[None] for key, value in infos[env]["terminal_observation"].items()}
@@ -100,7 +110,16 @@ class NoiseActionVecEnv(VecEnvWrapper):
         if self.reward == "step_cost":
             solved_N = np.array([bool(info.get("is_success", False)) for info in infos])
             reward_N = np.where(solved_N & done_N, 0.0, -1.0).astype(np.float32)
+        self._count(reward_N, done_N, infos)
         return self._remember(obs), reward_N, done_N, infos
+
+    def _count(self, reward_N: np.ndarray, done_N: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Add to the returns, and put those that are complete where Stable-Baselines3 reads them."""
+        self._return_N += reward_N
+        for env in np.flatnonzero(done_N):
+            if "episode" in infos[env]:  # not of an episode that was lost with its worker
+                infos[env]["episode"] = {**infos[env]["episode"], "r": float(self._return_N[env])}
+            self._return_N[env] = 0.0
 
     @torch.no_grad()
     def chunks(self, noise_ND: np.ndarray) -> np.ndarray:

@@ -71,6 +71,8 @@ def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
     Raises `BadValue` for a file that cannot be written, and what `run_page` raises.
     """
     path = run.path / REPORT_FILE if output is None else output
+    if path.is_file() and path.suffix not in (".html", ".htm"):
+        raise BadValue(f"'{path}' is there and no .html file; name another for the page")
     page = run_page(run)
     try:
         write_text(path, page)

@@ -127,6 +127,9 @@ class Trainer:
         parent = job.films.folder
         self.videos = run.videos if parent is None else parent / self.config.algo / run.path.name
         self.checkpoints = self.make_checkpoints()
+        first = self.process_group.is_first
+        self.evaluations = EvaluationFile(run.path, keep_until=self.keep_until) if first else None
+        """Evaluations so far, read before anything is written."""
         self.evaluated = evaluated_benchmark(self.config)
         """Where the policy is evaluated."""
         self.evaluator: Evaluator | None = None
@@ -265,8 +268,7 @@ class Trainer:
         return RunLogger(self.run.path, formats, on_error=self._stop_for)
 
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
-        first = self.process_group.is_first
-        log = EvaluationFile(self.run.path, keep_until=self.keep_until) if first else None
+        log = self.evaluations
         evaluated = self.process_group.broadcast_object(log.timesteps if log is not None else [])
         fresh = 0 if self.keep_until is not None else self.done
         every, at_start = self.evaluation_steps()
@@ -284,7 +286,7 @@ class Trainer:
             ),
             checkpoints=self.checkpoints,
             log=log,
-            on_best=self.on_best if first else None,
+            on_best=self.on_best if log is not None else None,
         )
 
     # Its evaluation ---------------------------------------------------------------------------------------

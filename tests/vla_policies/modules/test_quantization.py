@@ -100,7 +100,7 @@ def test_a_layer_without_an_adapter_passes_its_gradient_on(scheme: Scheme):
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     check_installed("int8")
-    with pytest.raises(BadValue, match=r"pip install 'vla-zoo\[quantization\]', or take quantization: int8"):
+    with pytest.raises(BadValue, match=r"pip install bitsandbytes, or take quantization: int8"):
         check_installed("nf4")
 
 

@@ -155,6 +155,12 @@ def test_a_folder_is_no_saved_model(tmp_path: Path) -> None:
         PPO.load(tmp_path)
 
 
+def test_a_model_is_loaded_by_the_algorithm_that_saved_it(tmp_path: Path) -> None:
+    ppo().save(tmp_path / "model")
+    with pytest.raises(BadValue, match="another algorithm than GRPO was saved there"):
+        GRPO.load(tmp_path / "model")
+
+
 def test_without_an_environment_nothing_is_learnt(tmp_path: Path) -> None:
     ppo().save(tmp_path / "model")
     with pytest.raises(BadValue, match=r"no environment.*set_env"):

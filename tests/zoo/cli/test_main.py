@@ -282,6 +282,8 @@ def test_output_that_cannot_be_written_is_one_line(argv: list[str]) -> None:
         (["x" * 5000], "unknown argument 'xxx"),
         (["--env-kwargs", "image_size:64"], "unknown argument '--env-kwargs', did you mean -params, with options"),
         (["--hyperparams", "n_steps:16"], "did you mean -params, which takes the same"),
+        (["--trained-agent", "x.zip"], "did you mean -i RUN, which goes on with it, or --policy RUN, a new run"),
+        (["--verbose", "1"], "unknown argument '--verbose': every update is a line, leave it out"),
         (["-optimize"], "did you mean python -m zoo.optimize?"),
         (["-params", "n_epochs:1e18"], "n_epochs must be at most 100000"),
         (["-params", "chunk:999999999999"], "chunk must be at most 10000"),

@@ -169,6 +169,11 @@ def test_a_record_without_a_field_is_no_run_with_its_default(name: str) -> None:
         from_plain(values, "config.yml")
 
 
+def test_an_arithmetic_mistake_of_a_record_names_the_file() -> None:
+    with pytest.raises(BadValue, match=r"^run/config.yml: seed must be an integer in 0 .. \d+, got -1"):
+        from_plain({**WHOLE, "seed": -1}, "run/config.yml")
+
+
 def test_a_record_that_fits_has_its_values() -> None:
     config = from_plain({**WHOLE, "algo_kwargs": {"gamma": 1}}, "config.yml")
     assert config == replace(from_plain(WHOLE, "config.yml"), algo_kwargs={"gamma": 1.0})

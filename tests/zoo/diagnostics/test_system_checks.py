@@ -45,6 +45,14 @@ def test_what_is_needed_depends_on_the_environment() -> None:
     assert needed("Toy-Reach") == {*always, "Toy-Reach"}
 
 
+def test_assets_are_looked_for_where_they_are_drawn() -> None:
+    def looked(env_id: str) -> bool:
+        return "Plate25's assets" in [check.name for check in all_checks((env_id,))]
+
+    assert not looked("MetaWorld/reach")
+    assert looked("ManiSkill-Plate25")
+
+
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_checks, "OLDEST_PYTHON", (99, 1))
     with pytest.raises(MissingDependency, match=r"too old: install Python 99\.1"):

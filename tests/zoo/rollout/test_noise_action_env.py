@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3 import SAC
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym import make_vec
@@ -122,3 +123,28 @@ def test_what_it_refuses(toy: VecEnv) -> None:
         NoiseActionVecEnv(toy, flow, bound=0)
     with pytest.raises(BadValue, match="reward must be one of step_cost, environment, got 'dense'"):
         NoiseActionVecEnv(toy, flow, reward="dense")  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match=r"VLAVectorEnv is no VecEnv of Stable-Baselines3; give its view, envs.as_sb3()"):
+        NoiseActionVecEnv(toy.envs, flow)  # type: ignore[attr-defined]
+
+
+def test_an_environment_of_other_chunks_is_refused_and_other_pictures_are_scaled(toy: VecEnv) -> None:
+    policy = policy_for(toy)
+    for options, differs in (({"chunk": 2}, "chunk=4"), ({"chunk": 4, "image_size": 32}, "")):
+        view = make_vec("Toy-Reach", 1, **options).as_sb3()  # type: ignore[arg-type]
+        if differs:
+            with pytest.raises(BadValue, match=f"the policy was made for {differs}, the environment has chunk=2"):
+                NoiseActionVecEnv(view, policy)
+        else:
+            assert np.isfinite(NoiseActionVecEnv(view, policy).reset()).all()
+        view.close()
+
+
+def test_an_evaluation_of_stable_baselines3_reports_the_rewards_paid(toy: VecEnv) -> None:
+    envs = NoiseActionVecEnv(toy, policy_for(toy))
+    returns, steps = evaluate_policy(SAC("MlpPolicy", envs, buffer_size=10), envs, 6, return_episode_rewards=True)
+    assert isinstance(returns, list)
+    assert isinstance(steps, list)
+    # Lengths are simulator steps, of which a decision has 4; the decision that solves the task costs nothing.
+    cost = [total + np.ceil(length / 4) for total, length in zip(returns, steps, strict=True)]
+    assert set(cost) <= {0.0, 1.0}
+    assert min(returns) < 0

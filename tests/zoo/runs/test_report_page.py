@@ -50,6 +50,13 @@ def test_the_command_writes_the_page_anew(finished: Path, tmp_path: Path) -> Non
     assert page.read_text(encoding="utf-8") == (finished / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_page_does_not_replace_a_file_of_the_run(finished: Path) -> None:
+    config = (finished / "config.yml").read_bytes()
+    with pytest.raises(BadValue, match=r"config.yml' is there and no .html file; name another"):
+        run(["-i", str(finished), "-o", str(finished / "config.yml")])
+    assert (finished / "config.yml").read_bytes() == config
+
+
 def test_a_number_that_was_nan_leaves_a_gap_not_an_error(finished: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
     line = '{"step": 99, "train/actor/entropy": null}'
