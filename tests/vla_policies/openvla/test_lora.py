@@ -19,7 +19,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-from vla_policies.loading import load_checkpoint
+from vla_policies.loading import load_checkpoint, verify_checkpoint
 from vla_policies.modules.lora import linear_rows
 
 Observe = Callable[[int], dict[str, Tensor]]
@@ -175,6 +175,22 @@ def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> No
     policy.merge_adapter()
     policy.act(observe(0))
     assert policy.backbone.config.settings.cache_features == 0.0
+
+
+def test_a_merged_folder_keeps_no_features(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
+    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
+    policy.save_pretrained(tmp_path)
+    assert torch.allclose(logits(open_policy(tmp_path), observe(0)), logits(policy, observe(0)), atol=1e-5)
+
+
+def test_a_merged_folder_has_no_canary_that_its_rounding_breaks(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    policy = open_policy(folder, family="openvla", dtype="bfloat16", backbone_kwargs=LORA)
+    for _ in range(2):
+        train_a_step(policy, observe(1))
+    policy.save_pretrained(tmp_path / "merged")
+    policy.save_trained(tmp_path / "adapter")
+    assert [verify_checkpoint(tmp_path / name).canary is None for name in ("merged", "adapter")] == [True, False]
 
 
 @pytest.mark.processes
