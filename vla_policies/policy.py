@@ -106,6 +106,8 @@ class VLAPolicy(ActorCriticPolicy):
         )
         self.use_sde = False
         self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
+        if self.value_lr is not None and self.value_lr <= 0:
+            raise BadValue(f"value_lr of VLAPolicy must be above 0, got {self.value_lr}")
         request = Request(
             family=family,
             unnorm_key=unnorm_key,
