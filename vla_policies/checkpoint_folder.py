@@ -315,4 +315,9 @@ def _find_base(folder: Path, name: str, revision: str | None) -> Path:
     base = find_checkpoint(name, revision=revision)
     if base is None:
         raise BadValue(f"the adapter in '{folder}' names the family '{name}' as its base; {instead}")
+    if adapter_folder(base) is not None:
+        raise BadValue(
+            f"the adapter in '{folder}' belongs to '{name}', which is an adapter itself: merge that first "
+            f"(merge_adapter and save_pretrained of its policy), then {instead}"
+        )
     return base

@@ -106,6 +106,8 @@ class VLAPolicy(ActorCriticPolicy):
         )
         self.use_sde = False
         self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
+        if self.value_lr is not None and self.value_lr <= 0:
+            raise BadValue(f"value_lr of VLAPolicy must be above 0, got {self.value_lr}")
         request = Request(
             family=family,
             unnorm_key=unnorm_key,
@@ -240,7 +242,9 @@ class VLAPolicy(ActorCriticPolicy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
-        save_checkpoint(Path(folder), self.backbone, self.sampling, saved_canary(self))
+        # Merging an adapter rounds, in half precision by more than a canary may differ.
+        canary = None if self.backbone.has_adapter else saved_canary(self)
+        save_checkpoint(Path(folder), self.backbone, self.sampling, canary)
 
     def save_trained(self, folder: str | Path) -> None:
         """Write the weights that training changed, to load or resume: the adapter where there is one, else all.

@@ -111,8 +111,11 @@ class FlowLearning:
     def __post_init__(self) -> None:
         if self.value_feature not in self.value_features:
             raise unknown_name("value_feature of backbone_kwargs", str(self.value_feature), self.value_features)
-        if not self.value_hidden or not self.noise_hidden:
-            raise BadValue("value_hidden and noise_hidden need at least one number each")
+        if min(self.value_hidden, default=0) < 1 or min(self.noise_hidden, default=0) < 1:
+            raise BadValue(
+                "value_hidden and noise_hidden need at least one number each, all above 0, got "
+                f"{list(self.value_hidden)} and {list(self.noise_hidden)}"
+            )
         if self.vlm_dtype not in ("auto", "float32", "bfloat16"):
             raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("auto", "float32", "bfloat16"))
         check_gib(self.cache_features)

@@ -164,6 +164,7 @@ def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> Non
         ({"temperature": 0.0}, BadValue, "temperature must be > 0"),
         ({"use_sde": True}, BadValue, "use_sde"),
         ({"value_lr": 1e-3, "optimizer_class": torch.optim.SGD}, BadValue, "GroupScaledAdamW"),
+        ({"value_lr": -1e-3}, BadValue, r"value_lr of VLAPolicy must be above 0, got -0\.001"),
     ],
 )
 def test_wrong_arguments_are_named(

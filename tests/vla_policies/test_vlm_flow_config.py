@@ -17,3 +17,10 @@ def test_prefixes_are_kept_of_a_frozen_vlm_only() -> None:
         FlowLearning(cache_features=1.0, train_expert_only=False)
     with pytest.raises(BadValue, match="cache_features must be GiB >= 0"):
         FlowLearning(cache_features=-1.0)
+
+
+@pytest.mark.parametrize("name", ["value_hidden", "noise_hidden"])
+@pytest.mark.parametrize("hidden", [(), (0,), (64, -1)])
+def test_heads_have_layers_of_some_width(name: str, hidden: tuple[int, ...]) -> None:
+    with pytest.raises(BadValue, match="value_hidden and noise_hidden need at least one number each, all above 0"):
+        FlowLearning(**{name: hidden})

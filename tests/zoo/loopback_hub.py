@@ -27,6 +27,8 @@ class Repo:
     private: bool
     commits: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"0" * 40: {}})
     main: str = "0" * 40
+    gated: bool = False
+    """Whether its files, not its listing, are kept from everybody: nobody has accepted its terms."""
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -139,7 +141,9 @@ class Handler(BaseHTTPRequestHandler):
     def resolve(self, name: str, revision: str, file: str) -> None:
         if (repo := self.repo(name)) and (commit := self.commit_of(repo, revision)):
             data = repo.commits[commit].get(file)
-            if data is None:
+            if repo.gated:
+                self.answer(403 if self.token else 401, {"error": "restricted"}, X_Error_Code="GatedRepo")
+            elif data is None:
                 self.answer(404, {"error": file}, X_Error_Code="EntryNotFound")
             else:
                 self.answer(200, data, ETag=f'"{sha1(data)}"', X_Repo_Commit=commit)

@@ -152,6 +152,11 @@ def _reason(error: BaseException) -> str:
     for cause in chain:
         if type(cause).__name__ == "OfflineModeIsEnabled":
             return "HF_HUB_OFFLINE is set, and what is needed is not in the cache; unset it to go online"
+    if any(type(cause).__name__ == "GatedRepoError" for cause in chain):
+        return (
+            f"it is gated: accept its terms on its page at {endpoint()}, then run `hf auth login` or set HF_TOKEN, "
+            "with a token that may read gated repositories"
+        )
     for cause in chain:
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if status is not None:

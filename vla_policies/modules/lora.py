@@ -156,9 +156,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
 def adapter_state(module: nn.Module) -> dict[str, Tensor]:
     """The adapters' tensors under plain peft's names."""
     return {
-        _PREFIX + key.replace(f".{_NAME}.", "."): tensor
-        for key, tensor in module.state_dict().items()
-        if ".lora_" in key
+        _PREFIX + key.replace(f".{_NAME}", ""): tensor for key, tensor in module.state_dict().items() if ".lora_" in key
     }
 
 

@@ -253,8 +253,12 @@ class OpenVLAFamily(Backbone):
         self.network.freeze_unused()
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
-        own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
-        checkpoint.save_folder(folder, self.config, self.network, self.value_head, own_settings)
+        saved = self.config
+        if self.has_adapter:
+            # Merged, no weights are rounded any more and all of them train.
+            saved = replace(saved, settings=replace(saved.settings, quantization=None, cache_features=0.0))
+        own_settings = checkpoint.own_settings(self.family, saved, self.conventions, config["sampling"])
+        checkpoint.save_folder(folder, saved, self.network, self.value_head, own_settings)
         self.save_heads(folder)
 
     @property

@@ -40,7 +40,7 @@ from zoo.runs.monitor import lacks_evaluation
 from zoo.runs.seal import HASHES, sealed
 
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
-_OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE)
+_OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE, SCORE_FILE)
 """Files that must not stay beside the weights of another run."""
 
 
@@ -179,6 +179,11 @@ def _base_of(adapter_config: Path) -> str:
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
 
+    # They load torch, which a command's flags do without.
+    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+    from vla_policies.checkpoint_io.weights import ADAPTER_SETTINGS
+    from vla_policies.processing.norm_stats import STATISTICS_FILE
+
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.
         constants.HF_HUB_DISABLE_XET = True
@@ -187,11 +192,12 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     hidden = api.repo_info(repo).private
     if not publication.public and hidden is False:
         raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
+    of_one_run = (*_OF_ONE_RUN, CERTIFICATE_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
     stale = [
         name
         for name in api.list_repo_files(repo)
         if name not in files
-        and (name in _OF_ONE_RUN or name.startswith("checkpoints/") or name.endswith(".safetensors"))
+        and (name in of_one_run or name.startswith("checkpoints/") or name.endswith(".safetensors"))
     ]
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())),

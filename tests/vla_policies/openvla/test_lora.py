@@ -19,7 +19,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-from vla_policies.loading import load_checkpoint
+from vla_policies.loading import load_checkpoint, verify_checkpoint
 from vla_policies.modules.lora import linear_rows
 
 Observe = Callable[[int], dict[str, Tensor]]
@@ -175,6 +175,42 @@ def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> No
     policy.merge_adapter()
     policy.act(observe(0))
     assert policy.backbone.config.settings.cache_features == 0.0
+
+
+def test_an_adapter_of_an_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
+    policy = open_policy(folder, family="openvla", backbone_kwargs=LORA)
+    policy.save_adapter(tmp_path / "first")
+    policy.save_adapter(tmp_path / "second", str(tmp_path / "first"))
+    with pytest.raises(BadValue, match=r"second' belongs to '.*first', which is an adapter itself: merge that first"):
+        load_checkpoint(tmp_path / "second", Request(verify=False))
+
+
+def test_adapters_of_embeddings_have_peft_s_names(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    lora = {"rank": 2, "targets": ["embed_tokens", "q_proj"]}
+    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora})
+    train_a_step(policy, observe(1))
+    policy.save_adapter(tmp_path)
+    plain = open_policy(folder, family="openvla").backbone.network
+    wrapped = peft.PeftModel(plain, peft.LoraConfig.from_pretrained(tmp_path))
+    peft_keys = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
+    assert load_file(tmp_path / "adapter_model.safetensors").keys() == peft_keys
+    assert torch.equal(logits(open_policy(tmp_path), observe(0)), logits(policy, observe(0)))
+
+
+def test_a_merged_folder_keeps_no_features(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
+    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
+    policy.save_pretrained(tmp_path)
+    assert torch.allclose(logits(open_policy(tmp_path), observe(0)), logits(policy, observe(0)), atol=1e-5)
+
+
+def test_a_merged_folder_has_no_canary_that_its_rounding_breaks(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    policy = open_policy(folder, family="openvla", dtype="bfloat16", backbone_kwargs=LORA)
+    for _ in range(2):
+        train_a_step(policy, observe(1))
+    policy.save_pretrained(tmp_path / "merged")
+    policy.save_trained(tmp_path / "adapter")
+    assert [verify_checkpoint(tmp_path / name).canary is None for name in ("merged", "adapter")] == [True, False]
 
 
 @pytest.mark.processes

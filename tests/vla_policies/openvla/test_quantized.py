@@ -76,6 +76,11 @@ def test_a_quantised_base_trains_adapters_saves_and_goes_on(
         again.merge_adapter()
     open_policy(tmp_path / "adapter", quantization=None).merge_adapter()
 
+    policy.save_pretrained(tmp_path / "merged")
+    merged = open_policy(tmp_path / "merged")
+    assert not quantized_layers(merged.backbone), "what was rounded once is not rounded again"
+    assert torch.allclose(merged.act(obs, deterministic=True).logprob_BKA, noise.logprob_BKA, atol=1e-4)
+
 
 @BOTH
 def test_planned_bytes_are_the_real_ones(family: str, scheme: str):

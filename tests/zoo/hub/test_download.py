@@ -7,14 +7,14 @@ import pytest
 import yaml
 
 from tests.zoo.hub.test_upload import BASE, hub, push_base, pytestmark
-from tests.zoo.loopback_hub import LoopbackHub
+from tests.zoo.loopback_hub import LoopbackHub, Repo
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from zoo import load_from_hub
 from zoo.cli.main import guarded, main
 from zoo.config import gym_packages
 from zoo.config.run_config import to_plain
-from zoo.hub.download import is_remote, remote_resume_point
+from zoo.hub.download import download_run, is_remote, remote_resume_point
 
 __all__ = ["hub", "pytestmark"]
 
@@ -31,6 +31,19 @@ def test_weights_alone_are_no_run_to_go_on_with(hub: LoopbackHub) -> None:
     push_base()
     with pytest.raises(BadValue, match=f"'{BASE}' holds no run"):
         remote_resume_point(BASE)
+
+
+@pytest.mark.parametrize("token", ["hf_right", None])
+def test_a_gated_repository_says_what_to_accept(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    hub.repos["org/gated"] = Repo(private=False, commits={"0" * 40: {"config.json": b"{}"}}, gated=True)
+    if token is None:
+        monkeypatch.delenv("HF_TOKEN")
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "none")
+    with pytest.raises(BadValue, match=r"'org/gated' .*it is gated: accept its terms on its page at http") as caught:
+        download_run("org/gated")
+    assert "write access" not in str(caught.value)
 
 
 def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
