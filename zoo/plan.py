@@ -105,11 +105,7 @@ def choice_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[
 
 def refusal_lines(config: RunConfig, *, sharded: bool) -> list[str]:
     """Return that training would refuse to train weights in half precision, where it would."""
-    shape = shape_of(config)
-    if shape is None or sharded:
-        return []
-    counted = footprint(shape)
-    if counted.weights.trained >= counted.num_trained * 4:
+    if sharded or not trains_in_16_bits(config):
         return []
     return [
         "refused      weights that train in 16 bits: --ranks N --fsdp (FSDP2 keeps float32 masters), or begin with",

@@ -150,6 +150,15 @@ def shape_of(config: RunConfig) -> PolicyShape | None:
     return policy_shape(config, observation_layout(config, benchmark), benchmark)
 
 
+def trains_in_16_bits(config: RunConfig) -> bool:
+    """Whether weights that the run trains are smaller than float32; False where its policy is not known here."""
+    shape = shape_of(config)
+    if shape is None:
+        return False
+    counted = footprint(shape)
+    return counted.weights.trained < counted.num_trained * 4
+
+
 def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
     """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
     weights, kept = counted.weights, counted.backbone.kept_bytes

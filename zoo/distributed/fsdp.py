@@ -85,6 +85,15 @@ def launch_in_words(environment: Mapping[str, str] = os.environ) -> str:
     return ", ".join(part for part in (*parts, "" if precision == "no" else precision) if part)
 
 
+TRAINED_IN_16_BITS = (
+    "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
+    "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
+    "masters, which a run that goes on may do too: accelerate launch --config_file "
+    "hyperparams/accelerate/one_node_fsdp2.yaml"
+)
+"""Why such a policy is refused, and what to do."""
+
+
 def has_low_precision_parameters(module: nn.Module) -> bool:
     """Whether trained weights have less than 32 bits."""
     return any(parameter.requires_grad and parameter.dtype.itemsize < 4 for parameter in module.parameters())
@@ -110,12 +119,7 @@ def check_learnable(policy: nn.Module) -> None:
             "leave quantization out"
         )
     if has_low_precision_parameters(policy) and not keeps_master_weights():
-        raise BadValue(
-            "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
-            "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
-            "masters, which a run that goes on may do too: accelerate launch --config_file "
-            "hyperparams/accelerate/one_node_fsdp2.yaml"
-        )
+        raise BadValue(TRAINED_IN_16_BITS)
 
 
 def learning_copy(policy: Any) -> Any:

@@ -19,9 +19,9 @@ from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
-from zoo.config.memory_plan import observation_layout
+from zoo.config.memory_plan import observation_layout, trains_in_16_bits
 from zoo.config.run_config import RunConfig
-from zoo.distributed.fsdp import check_learnable
+from zoo.distributed.fsdp import TRAINED_IN_16_BITS, check_learnable, keeps_master_weights
 from zoo.distributed.process_group import check_device
 
 PUBLIC_HUB = "https://huggingface.co"
@@ -96,6 +96,7 @@ def start_lines(config: RunConfig) -> list[str]:
         return [f"start        fresh weights of {config.policy}"]
     lines = [f"{part.role if index else 'start':<12} {part.line()}" for index, part in enumerate(parts)]
     if any(part.folder is None for part in parts):
+        check_precision(config)
         return [*lines, "fits         not known before the weights are here"]
     return [*lines, f"fits         {check_fit(config)}"]
 
@@ -103,11 +104,22 @@ def start_lines(config: RunConfig) -> list[str]:
 def fetch_start_weights(config: RunConfig) -> None:
     """Fetch what is not here yet, then raise `BadValue` where the weights do not fit the run."""
     parts = start_parts(config.policy, config.policy_kwargs)
-    for part in parts:
-        if part.folder is None:
-            find_checkpoint(part.name, revision=part.revision)
+    missing = [part for part in parts if part.folder is None]
+    if missing:
+        check_precision(config)
+    for part in missing:
+        find_checkpoint(part.name, revision=part.revision)
     if parts:
         check_fit(config)
+
+
+def check_precision(config: RunConfig) -> None:
+    """Raise `BadValue` for a family whose weights would train in 16 bits, which is known before they are here."""
+    if keeps_master_weights() or config.policy not in FAMILIES:
+        return
+    with built_for(check_device(config.device)):
+        if trains_in_16_bits(config):
+            raise BadValue(TRAINED_IN_16_BITS)
 
 
 def check_files(folder: Path, request: Request) -> None:
