@@ -94,6 +94,14 @@ _children: dict[str, _Child] = {}
 """Module -> the child that runs it and has no work."""
 
 
+def _forget_children() -> None:
+    """They are the parent's: two processes on one connection get each other's answers."""
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_forget_children)
+
+
 @atexit.register
 def _end_children() -> None:
     while _children:
