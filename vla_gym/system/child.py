@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +95,14 @@ _children: dict[str, _Child] = {}
 """Module -> the child that runs it and has no work."""
 
 
+def _forget_children() -> None:
+    """They are the parent's: two processes on one connection get each other's answers."""
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_forget_children)
+
+
 @atexit.register
 def _end_children() -> None:
     while _children:
@@ -102,6 +111,7 @@ def _end_children() -> None:
 
 def do_work(work: Callable[..., None]) -> None:
     """`work(*arguments)` for each call of the parent's `run_child`, until there is none for `MOST_IDLE` seconds."""
+    leave_signals_to_parent()
     end_with_parent(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.settimeout(MOST_IDLE)
@@ -120,6 +130,12 @@ def _next_request(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     except TimeoutError:
         return None
     return (arguments, locks) if arguments else None
+
+
+def leave_signals_to_parent() -> None:
+    """Ignore what a terminal (Ctrl-C, its end) or a cluster (SLURM's warning) sends to all processes of a command."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent(parent: int) -> None:

@@ -6,7 +6,6 @@ Imports Pillow and ffmpeg, so nothing that `import vla_gym` loads imports it.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vla_gym.errors import BadValue
+from vla_gym.system.cache import write_atomic
 from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.ffmpeg import find_ffmpeg
 
@@ -78,14 +78,15 @@ class VideoGrid:
         check_destination(path, suffix=".mp4")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Aside until it is whole: two that write the same name never mix, and an earlier video outlives a failure.
-            with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as aside:
-                draft = Path(aside) / path.name
+            # Elsewhere until it is whole: an earlier video outlives a failure, and a kill leaves nothing beside it.
+            with TemporaryDirectory() as elsewhere:
+                draft = Path(elsewhere) / path.name
                 self._encode(draft, fps)
-                # The index comes last, and ffmpeg does not report that the disk was full.
-                if not draft.is_file() or b"moov" not in draft.read_bytes():
-                    raise OSError("ffmpeg did not finish it")
-                os.replace(draft, path)
+                film = draft.read_bytes() if draft.is_file() else b""
+            # The index comes last, and ffmpeg does not report that the disk was full.
+            if b"moov" not in film:
+                raise OSError("ffmpeg did not finish it")
+            write_atomic(path, film)
         except OSError as error:
             # ffmpeg itself may be the file that is missing.
             place = f" ('{error.filename}')" if isinstance(error.filename, str) else ""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 
-from vla_gym.system.child import end_with_parent
+from vla_gym.system.child import end_with_parent, leave_signals_to_parent
 from vla_gym.workers.messages import read_commands, read_setup, write_failure, write_reports
 from vla_gym.workers.pool import run_command
 from vla_gym.workers.shared_memory import SlotMemory
@@ -26,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of the connection")
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    leave_signals_to_parent()
     end_with_parent(os.getppid())
     connection = Connection(arguments.socket)
     try:

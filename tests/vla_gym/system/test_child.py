@@ -137,3 +137,15 @@ def test_a_child_without_work_ends_and_the_next_work_starts_another(
     until(lambda: children._children["notes"]._process.poll() is not None)
     assert not alive(before)
     assert note("two")[0] == "two"
+
+
+def test_a_fork_has_a_child_of_its_own(note: Callable[[str], tuple[str, int]], tmp_path: Path) -> None:
+    """With the parent's it would take the answer to the parent's work for the answer to its own."""
+    _, before = note("one")
+    pid = os.fork()
+    if not pid:
+        _, own = note("two")
+        children._end_children()
+        os._exit(0 if own != before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert note("three")[1] == before

@@ -111,6 +111,24 @@ def test_a_film_that_fails_leaves_the_earlier_one_alone(
     assert film.read_bytes() == earlier
 
 
+def test_a_kill_while_a_film_is_encoded_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: VideoGrid, path: Path, fps: float) -> None:
+        path.write_bytes(b"half")
+        os._exit(9)
+
+    monkeypatch.setattr(VideoGrid, "_encode", killed)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    videos = tmp_path / "videos"
+    (tmp_path / "temporary").mkdir()
+    pid = os.fork()
+    if not pid:
+        one_frame().write(videos / "film.mp4", fps=1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert list(videos.iterdir()) == []
+
+
 def test_two_films_written_at_once_to_one_name_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = VideoGrid._encode
 

@@ -435,6 +435,25 @@ def test_ctrl_c_reaches_the_whole_terminal_group_and_the_program_stays_in_charge
     assert gone(pids, alive)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1])
+def test_what_a_lost_terminal_or_a_cluster_sends_to_all_processes_is_the_programs_to_handle(
+    sent: signal.Signals, alive: Alive
+) -> None:
+    body = f"""
+        import signal
+        signal.signal({int(sent)}, lambda *_: print(envs.step(np.zeros((2, 1, 2)))[4]["executed"].tolist(), flush=True))
+        signal.pause()
+    """
+    program = run_script(body, start_new_session=True)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    time.sleep(0.5)
+    os.killpg(program.pid, sent)
+    out, err = program.communicate(timeout=20)
+    assert out.strip() == "[1, 1]", err
+    assert gone(pids, alive)
+
+
 def test_a_fork_leaves_the_workers_alone(make: Make) -> None:
     envs = make("Toy-Reach", 2, num_workers=1)
     envs.reset()

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -200,13 +199,12 @@ def _write_scene(domain: Any, suite: str, task: str, folder: Path) -> None:
         "lamps": [asdict(lamp) for lamp in read_lamps(domain)],
     }
     model_store.share_textures(model)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        draft = Path(temporary) / "draft"
-        model_store.save(model, draft, _blobs(folder))
-        write_json(draft / SCENE, record)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(draft, folder)
+    draft = folder.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)  # of a child that was killed
+    model_store.save(model, draft, _blobs(folder))
+    write_json(draft / SCENE, record)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
 
 
 if __name__ == "__main__":

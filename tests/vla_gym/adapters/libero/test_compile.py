@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ pytest.importorskip("mujoco")
 import mujoco
 
 from vla_gym.adapters.libero import compile as libero_compile
+from vla_gym.adapters.libero.osc import ArmIndex
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.system.cache import read_json
 
@@ -48,6 +51,26 @@ def test_a_sampler_without_counterpart_leaves_the_published_start_states(
     monkeypatch.setattr(libero_compile, "_folder_with", lambda file, suite, task: folder)
     with pytest.raises(BadValue, match=r"odd sampler of cup_1 .* libero_90/cup .*sampled_starts: 0"):
         libero_compile.start_regions("libero_90", "cup")
+
+
+def test_a_kill_while_a_scene_is_written_leaves_nothing_once_it_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = SimpleNamespace()
+    sim.model = SimpleNamespace(_model=mujoco.MjModel.from_xml_string(XML))
+    sim.data = SimpleNamespace(_data=mujoco.MjData(sim.model._model))
+    domain = SimpleNamespace(sim=sim, robots=[SimpleNamespace(controller=SimpleNamespace(initial_joint=[]))])
+    for read in ("read_goal", "read_lamps"):
+        monkeypatch.setattr(libero_compile, read, lambda domain: [])
+    monkeypatch.setattr(libero_compile, "read_arm", lambda domain: ArmIndex(**ARM))
+    folder = tmp_path / "task"
+    pid = os.fork()
+    if not pid:
+        monkeypatch.setattr(libero_compile, "write_json", lambda file, values: os._exit(9))
+        libero_compile._write_scene(domain, "libero_90", "cup", folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    libero_compile._write_scene(domain, "libero_90", "cup", folder)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"task", "pieces"}
 
 
 @pytest.fixture
