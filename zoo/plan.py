@@ -16,7 +16,7 @@ from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.memory_choice import choose, nearest
-from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total
+from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total, trains_in_16_bits
 from zoo.config.policy_shape import check_network, check_quantization, footprint
 from zoo.config.run_config import RunConfig
 from zoo.config.time_plan import CARDS, time_lines

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import BinaryIO
 
 ORPHAN_CHECK = 1.0
 """Seconds between two checks that the parent still lives (a busy child does not notice a closed connection)."""
@@ -54,11 +55,18 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
     _children[module] = child
 
 
+def _memory_file() -> BinaryIO:
+    """An empty file, in memory where the system offers that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("child"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class _Child:
     """The parent's end of a child process."""
 
     def __init__(self, module: str) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
+        self._output = _memory_file()
         self._connection, other_end = socket.socketpair()
         with other_end:
             self._process = subprocess.Popen(  # noqa: S603  our own modules

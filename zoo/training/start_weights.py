@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, identify, read_contents
-from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
-from vla_policies.checkpoint_io.weights import read_shapes
+from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, list_files, parse_hub_id, policy_size
+from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG, read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import check_checkpoint
 from vla_policies.modules.lora_config import read_adapter_config
@@ -96,7 +96,7 @@ def start_lines(config: RunConfig) -> list[str]:
         return [f"start        fresh weights of {config.policy}"]
     lines = [f"{part.role if index else 'start':<12} {part.line()}" for index, part in enumerate(parts)]
     if any(part.folder is None for part in parts):
-        check_precision(config)
+        check_precision(config, [part for part in parts if part.folder is None])
         return [*lines, "fits         not known before the weights are here"]
     return [*lines, f"fits         {check_fit(config)}"]
 
@@ -106,20 +106,29 @@ def fetch_start_weights(config: RunConfig) -> None:
     parts = start_parts(config.policy, config.policy_kwargs)
     missing = [part for part in parts if part.folder is None]
     if missing:
-        check_precision(config)
+        check_precision(config, missing)
     for part in missing:
         find_checkpoint(part.name, revision=part.revision)
     if parts:
         check_fit(config)
 
 
-def check_precision(config: RunConfig) -> None:
-    """Raise `BadValue` for a family whose weights would train in 16 bits, which is known before they are here."""
-    if keeps_master_weights() or config.policy not in FAMILIES:
+def check_precision(config: RunConfig, missing: Sequence[Part]) -> None:
+    """Raise `BadValue` for whole models that would train in 16 bits, which is known before they are here."""
+    if keeps_master_weights() or any(part.role == "adapter" for part in missing):
         return
     with built_for(check_device(config.device)):
-        if trains_in_16_bits(config):
-            raise BadValue(TRAINED_IN_16_BITS)
+        refused = trains_in_16_bits(config)
+    if refused and not any(map(_is_adapter, missing)):
+        raise BadValue(TRAINED_IN_16_BITS)
+
+
+def _is_adapter(part: Part) -> bool:
+    """Whether a repository holds an adapter, or may hold one, as it cannot be listed."""
+    try:
+        return ADAPTER_CONFIG in list_files(HubId(part.name, part.revision))
+    except BadValue:
+        return True
 
 
 def check_files(folder: Path, request: Request) -> None:
