@@ -117,9 +117,10 @@ def check_precision(config: RunConfig, missing: Sequence[Part]) -> None:
     """Raise `BadValue` for whole models that would train in 16 bits, which is known before they are here."""
     if keeps_master_weights() or any(part.role == "adapter" for part in missing):
         return
-    with built_for(check_device(config.device)):
-        refused = trains_in_16_bits(config)
-    if refused and not any(map(_is_adapter, missing)):
+    options = config.policy_kwargs.get("backbone_kwargs") or {}
+    if check_device(config.device).type == "cpu" and "dtype" not in options:
+        return  # 16 bits are the default of GPUs alone
+    if trains_in_16_bits(config) and not any(map(_is_adapter, missing)):
         raise BadValue(TRAINED_IN_16_BITS)
 
 
