@@ -90,13 +90,13 @@ class _Child:
             raise
 
     def end(self) -> str:
-        """End the process, and return the last lines it wrote."""
+        """End the process; return the last lines it wrote, and how it ended where they do not tell."""
         self._connection.close()
         code = self._process.wait()
         with self._output:
             self._output.seek(0)
-            lines = self._output.read().decode(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:]) or f"exit code {code}"
+            said = self._output.read().decode(errors="replace").strip().splitlines()[-3:]
+        return " | ".join(said if said and code > 0 else [*said, f"it {exit_words(code)}"])
 
 
 _children: dict[str, _Child] = {}
@@ -144,6 +144,14 @@ def leave_signals_to_parent() -> None:
     """Ignore what a terminal (Ctrl-C, its end) or a cluster (SLURM's warning) sends to all processes of a command."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def exit_words(code: int) -> str:
+    """How a process ended: "was killed by SIGKILL (is the machine out of memory?)"; `code` as of `subprocess`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (is the machine out of memory?)" if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 def end_with_parent(parent: int) -> None:

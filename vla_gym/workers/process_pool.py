@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO
 
 from vla_gym.errors import VLAZooError, WorkerFailed
+from vla_gym.system.child import exit_words
 from vla_gym.workers.messages import Failure, read_reply, write_commands, write_setup
 from vla_gym.workers.pool import (
     Command,
@@ -97,10 +97,7 @@ class WorkerProcess:
             code = self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             return "hung up without ending"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        hint = " (is the machine out of memory?)" if -code == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{hint}"
+        return exit_words(code)
 
     def last_output(self) -> str:
         """The last lines of its stdout and stderr, joined by " | "."""

@@ -40,7 +40,7 @@ with open(sys.argv[1], "w") as stream:
     run_child("being busy", "busy", sys.argv[2], lock=stream.fileno())
 """
 NOTES = """
-import os, sys
+import os, signal, sys
 from vla_gym.system import child
 
 child.MOST_IDLE = float(os.environ["MOST_IDLE"])
@@ -49,6 +49,8 @@ def work(note, text):
     print("noting", text)
     if text == "nothing":
         raise ValueError("there is nothing to note")
+    if text == "too much":
+        os.kill(os.getpid(), signal.SIGKILL)
     with open(note, "a") as stream:
         stream.write(f"{text} {os.getpid()}\\n")
 
@@ -127,6 +129,11 @@ def test_a_child_that_fails_is_quoted_and_another_does_the_next_work(
         note("nothing")
     assert not alive(before)
     assert note("two")[0] == "two"
+
+
+def test_a_child_that_is_killed_is_said_to_be(note: Callable[[str], tuple[str, int]]) -> None:
+    with pytest.raises(RuntimeError, match=r"noting too much . it was killed by SIGKILL \(is the machine out of"):
+        note("too much")
 
 
 def test_a_child_without_work_ends_and_the_next_work_starts_another(
