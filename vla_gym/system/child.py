@@ -46,7 +46,7 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
     """
     request = json.dumps(arguments).encode()
     child = _children.pop(module, None)
-    if child is not None and not child.do(request, lock):  # it has gone, as nothing was asked of it for a while
+    if child is not None and not child.do(request, lock):  # it had nothing to do and has gone, or a fresh one may do it
         child.end()
         child = None
     if child is None:
