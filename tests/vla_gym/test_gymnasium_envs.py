@@ -54,6 +54,20 @@ class Odd(Yard):  # its picture is `picture`
 class Floats(Odd):
     picture = np.zeros((8, 8, 3))
 
+class Dark(Odd):  # its window opens in reset
+    picture = np.zeros((8, 8, 3), np.uint8)
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no display")
+    def close(self):
+        self.window.close()
+
+class Listening(Odd):
+    heard = []
+    picture = np.zeros((8, 8, 3), np.uint8)
+    def step(self, action):
+        Listening.heard.append(action.tolist())
+        return super().step(action)
+
 class Transparent(Odd):
     picture = np.zeros((8, 8, 4), np.uint8)
 
@@ -191,6 +205,22 @@ def test_a_picture_that_cannot_be_used_is_refused_when_it_is_described() -> None
             vla_gym.from_gymnasium(getattr(their_yard, odd), "go", horizon=5)
     with pytest.raises(BadValue, match=r"the image 'first' must be uint8 \[H, W, 3\], got Box"):
         vla_gym.from_gymnasium(their_yard.ChannelsFirst, "go", image="first", horizon=5)
+
+
+def test_what_fails_first_is_said_where_close_fails_too() -> None:
+    import their_yard
+
+    with pytest.raises(BadValue, match=r"their_yard:Dark fails at reset.*RuntimeError: no display"):
+        vla_gym.from_gymnasium(their_yard.Dark, "go", horizon=5)
+
+
+def test_an_environment_is_tried_with_the_same_action_every_time() -> None:
+    import their_yard
+
+    for name in ("Once", "Twice"):
+        vla_gym.from_gymnasium(their_yard.Listening, f"go {name}", id=f"Listening-{name}", horizon=5)
+    once, twice = their_yard.Listening.heard
+    assert once == twice
 
 
 def test_a_success_key_that_info_lacks_is_warned_of() -> None:

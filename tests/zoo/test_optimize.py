@@ -239,7 +239,9 @@ def test_the_training_ends_with_a_search_that_is_killed(tmp_path: Path) -> None:
         finally:
             os._exit(1)
     children = Path(f"/proc/{search}/task/{search}/children")
+    started = time.monotonic()
     while not list(tmp_path.rglob("monitor.csv")):
+        assert time.monotonic() < started + 120.0
         time.sleep(0.1)
     (training,) = map(int, children.read_text().split())
     os.kill(search, signal.SIGKILL)

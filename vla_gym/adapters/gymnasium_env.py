@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,9 +277,12 @@ def sizes(described: Description) -> tuple[int, int]:
         check_picture(env, described.image, described.env)
         state = state_space(env.observation_space, described.state)
         _try_out(env, described)
-        return len(low), 0 if state is None else state.shape[0]
-    finally:
-        env.close()
+    except BaseException:
+        with suppress(Exception):  # what failed first is said
+            env.close()
+        raise
+    env.close()
+    return len(low), 0 if state is None else state.shape[0]
 
 
 def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
@@ -286,6 +290,7 @@ def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
     try:
         obs, _ = env.reset(seed=0)
         square(env.render() if described.image is None else obs[described.image], 1)
+        env.action_space.seed(0)
         info = env.step(env.action_space.sample())[4]
         success_of(described.success)(info)
     except Exception as error:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import BinaryIO
 
 ORPHAN_CHECK = 1.0
@@ -45,7 +46,7 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
     """
     request = json.dumps(arguments).encode()
     child = _children.pop(module, None)
-    if child is not None and not child.do(request, lock):  # it has gone, as nothing was asked of it for a while
+    if child is not None and not child.do(request, lock):  # it had nothing to do and has gone, or a fresh one may do it
         child.end()
         child = None
     if child is None:
@@ -141,9 +142,22 @@ def _next_request(connection: socket.socket) -> tuple[bytes, list[int]] | None:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore what a terminal (Ctrl-C, its end) or a cluster (SLURM's warning) sends to all processes of a command."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+    """Pass over what a terminal (Ctrl-C, its end) or a cluster (SLURM's warning) sends to all processes of a command.
+
+    A program that this process starts can still be ended with SIGTERM, as simulators with a server of their own do.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _pass_over)  # where it were ignored, programs would ignore it, too
+    os.register_at_fork(after_in_child=_heed_termination)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _heed_termination() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def exit_words(code: int) -> str:

@@ -56,6 +56,21 @@ def work(note, text):
 
 child.do_work(work)
 """
+STARTER = """
+import os, signal, subprocess
+from vla_gym.system.child import leave_signals_to_parent
+
+leave_signals_to_parent()
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+    os.kill(os.getpid(), number)
+program = subprocess.Popen(["sleep", "60"])
+program.terminate()
+pid = os.fork()
+if not pid:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+print(program.wait(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
 
 
 def until(true: Callable[[], object]) -> None:
@@ -131,7 +146,10 @@ def test_a_child_that_fails_is_quoted_and_another_does_the_next_work(
     assert note("two")[0] == "two"
 
 
-def test_a_child_that_is_killed_is_said_to_be(note: Callable[[str], tuple[str, int]]) -> None:
+def test_a_child_that_is_killed_is_said_to_be(
+    note: Callable[[str], tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     with pytest.raises(RuntimeError, match=r"noting too much . it was killed by SIGKILL \(is the machine out of"):
         note("too much")
 
@@ -139,9 +157,9 @@ def test_a_child_that_is_killed_is_said_to_be(note: Callable[[str], tuple[str, i
 def test_a_child_without_work_ends_and_the_next_work_starts_another(
     note: Callable[[str], tuple[str, int]], alive: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MOST_IDLE", "0")
+    monkeypatch.setenv("MOST_IDLE", "0.1")
     _, before = note("one")
-    until(lambda: children._children["notes"]._process.poll() is not None)
+    until(lambda: children._children["notes"]._process.poll() == 0)
     assert not alive(before)
     assert note("two")[0] == "two"
 
@@ -151,8 +169,17 @@ def test_a_fork_has_a_child_of_its_own(note: Callable[[str], tuple[str, int]], t
     _, before = note("one")
     pid = os.fork()
     if not pid:
-        _, own = note("two")
-        children._end_children()
-        os._exit(0 if own != before else 1)
+        try:
+            _, own = note("two")
+            children._end_children()
+            os._exit(0 if own != before else 1)
+        finally:
+            os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert note("three")[1] == before
+
+
+def test_what_a_child_starts_can_be_terminated() -> None:
+    """A simulator's server, which its `close` ends and waits for."""
+    ended = subprocess.run([sys.executable, "-c", STARTER], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.stdout == "-15 -15\n", ended.stderr

@@ -14,7 +14,7 @@ from vla_gym.errors import BadValue, shown
 from vla_gym.reading import read_json_object
 
 PREFIX = "ManiSkill-Plate25-"
-_RULES = ("protocol", "render_quality", "action_units", "stand_ins", "success")
+_RULES = ("protocol", "picture", "render_quality", "action_units", "stand_ins", "success")
 """Constants of the protocol that the evaluations of one average have in common."""
 _OF_POLICY = ("weights_sha256", "deterministic")
 """Entries about the policy that they have in common."""

@@ -39,7 +39,8 @@ def test_public_ids_are_understood_and_gaps_named() -> None:
 
 def results(folder: Path, name: str, wins: list[tuple[bool, bool]], **other: Any) -> str:
     ends, weights = other.pop("success_ends", False), other.pop("weights_sha256", "1")
-    constants = {"protocol": {}, "render_quality": "full", "action_units": {}, "stand_ins": [], **other}
+    constants = {"protocol": {}, "picture": "squeezed", "render_quality": "full", "action_units": {}, "stand_ins": []}
+    constants |= other
     constants["success"] = "ends there" if ends else "goes on"
     episodes = [{"success_once": once, "success_at_end": at_end} for once, at_end in wins]
     env_id = f"ManiSkill-Plate25-{name}"
@@ -74,6 +75,8 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest
     assert main([plate, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
     assert main([plate, results(tmp_path, "EEPose", [(True, True)], weights_sha256="2")]) == 2
+    assert "evaluated by other rules" in capsys.readouterr().err
+    assert main([plate, results(tmp_path, "EEPose", [(True, True)], picture="kept")]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
     ended = results(tmp_path, "EEPose", [(True, True)], success_ends=True)
     assert main([plate, ended]) == 2
