@@ -24,12 +24,15 @@ _TEMPORARY = re.compile(
 )
 """Names of what is being written, and of what is being replaced, by which process of which machine."""
 _HOST = re.sub(r"[^\w]", "_", platform.node()) or "here"
-_TOKEN = secrets.token_hex(4)
-"""Of this process: in a container that was started again the former one had its id, too."""
+_tokens: set[str] = set()
+"""Ends of this process's temporary names: in a container that was started again the former one had its id, too."""
 
 
 def _temporary(path: Path, kind: str) -> Path:
-    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{_TOKEN}")
+    """A new name: NFS keeps a folder of which another process reads a file."""
+    token = secrets.token_hex(4)
+    _tokens.add(token)
+    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{token}")
 
 
 @contextmanager
@@ -176,7 +179,7 @@ def _is_gone(found: re.Match[str]) -> bool:
     if (found["host"] or _HOST) != _HOST:
         return False
     pid = int(found["pid"])
-    return found["token"] != _TOKEN if pid == os.getpid() else not _runs(pid)
+    return found["token"] not in _tokens if pid == os.getpid() else not _runs(pid)
 
 
 def _runs(pid: int) -> bool:

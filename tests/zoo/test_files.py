@@ -124,7 +124,7 @@ def test_a_kill_at_any_step_leaves_the_folder_as_it_was_or_is_to_be(
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     host = files._HOST
-    (tmp_path / f".best.partial-{host}-{os.getpid()}-{files._TOKEN}").mkdir()
+    files._temporary(tmp_path / "best", "partial").mkdir()
     (tmp_path / f".best.partial-{host}-{os.getppid()}-01234567").mkdir()
     (tmp_path / f".best.partial-another_machine-{2**22 + 1}").mkdir()
     (tmp_path / ".hidden").mkdir()
@@ -142,6 +142,17 @@ def test_what_an_earlier_process_of_the_same_number_left_is_put_in_order(tmp_pat
     (tmp_path / f".step_8.partial-{files._HOST}-{os.getpid()}").mkdir()  # as an earlier version named it
     recover_folders(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_folder_is_written_again_beside_what_of_the_former_one_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that another process reads, and with it the folder."""
+    for number in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(files.shutil, "rmtree", lambda path, ignore_errors=False: None)
+            write_folder(tmp_path / "best", lambda folder, text=str(number): write_text(folder / "weights", text))
+    assert (tmp_path / "best" / "weights").read_text() == "2"
 
 
 def test_who_alone_writes_folders_puts_those_of_other_machines_in_order(tmp_path: Path) -> None:

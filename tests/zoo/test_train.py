@@ -319,6 +319,24 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytes
     resume(run, "-n 64")
 
 
+def test_without_locks_what_another_machine_is_writing_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
+    other = run / ".best.partial-another_machine-1-01234567"
+    other.mkdir()
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.runs.folder.fcntl.flock", flock)
+        resume(run, "-n 64")
+    assert other.is_dir()
+    resume(run, "-n 200")
+    assert not other.is_dir()
+
+
 def test_a_run_that_another_process_went_on_with_is_not_trained_from_its_past(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

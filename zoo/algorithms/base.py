@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -108,10 +108,14 @@ def constructor_settings(config: type[OnPolicyConfig], local: Mapping[str, Any])
 
 
 def saved_attributes(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> dict[str, Any]:
-    """Attributes of the model in a zip of `save`, whose weights are not read."""
+    """Attributes of the model in a zip of `save`, whose weights are not read; raises `BadValue` for another file."""
     opened = nullcontext(path) if isinstance(path, BufferedIOBase) else open_path(path, "r", suffix="zip")
-    with opened as file, ZipFile(file) as archive:
-        saved: dict[str, Any] = json_to_data(archive.read("data").decode(), custom_objects)
+    try:
+        with opened as file, ZipFile(file) as archive:
+            text = archive.read("data").decode()
+    except (BadZipFile, KeyError) as error:
+        raise BadValue(f"'{path}' is no model that save wrote: {error}") from error
+    saved: dict[str, Any] = json_to_data(text, custom_objects)
     return saved
 
 
@@ -414,7 +418,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     ) -> Self:
         """As Stable-Baselines3's; `env` is what the constructor takes.
 
-        Raises `BadValue` for a folder, and for a model of another algorithm.
+        Raises `BadValue` for a folder, a file that `save` did not write, and a model of another algorithm.
         """
         if isinstance(path, str | Path) and Path(path).is_dir():
             raise BadValue(
@@ -423,7 +427,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             )
         saved = saved_attributes(path, custom_objects)
         if cls.own_setting not in saved:
-            raise BadValue(f"another algorithm than {cls.__name__} was saved there: it has no {cls.own_setting}")
+            raise BadValue(f"'{path}' was saved by another algorithm than {cls.__name__}: it has no {cls.own_setting}")
         view = None if env is None else cls._view(saved["policy_class"], env)
         return super().load(path, view, device, custom_objects, *args, **kwargs)
 

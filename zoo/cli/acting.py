@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from zoo.cli.arguments import flag_of, key_values
 from zoo.cli.policy_choice import PolicyChoice
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings, known_settings
-from zoo.config.settings import annotations_of, check_fields
+from zoo.config.settings import annotations_of, check_fields, unknown_setting
 from zoo.evaluation.protocol import EvaluationProtocol
 
 _OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
@@ -35,7 +35,7 @@ def given_settings(params: Sequence[str]) -> dict[str, Any]:
     for name in values:
         if name not in allowed:
             if name not in known_settings("ppo") and name not in OF_LEARNING:
-                raise unknown_name("setting (-params)", name, allowed)
+                raise unknown_setting(allowed, name, "-params")
             raise BadValue(
                 f"-params {name}: a policy that is rolled out takes settings of the environment and policy_kwargs "
                 "only, such as -params 'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: l1}}'"

@@ -138,6 +138,17 @@ def policy_of(name: str) -> Path:
     return policy_folder(name) if (folder / CONFIG_FILE).is_file() and not holds_policy(folder) else folder
 
 
+def own_family(name: str) -> str | None:
+    """Return the family that a name is, or that a folder in this package's layout says; None of others."""
+    from vla_policies.registry import FAMILIES
+
+    if name in FAMILIES:
+        return name
+    folder = policy_of(name)
+    stored = _own_config(folder) if folder.is_dir() else None
+    return None if stored is None else str(stored["family"])
+
+
 # Start weights of a recipe --------------------------------------------------------------------------------
 
 

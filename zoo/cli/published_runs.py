@@ -17,7 +17,7 @@ from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
-from zoo.cli.policy_choice import policy_of, resolve_policy
+from zoo.cli.policy_choice import own_family, policy_of, resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
 from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
@@ -56,6 +56,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
     """Evaluate by a row's protocol and print each published figure beside ours; with `--dry-run` only say how."""
     row = find_published(args.published)
     _check_flags(args, row)
+    _check_family(args, row)
     envs, options = _chosen_envs(row, args.env), _own_options(args)
     print("\n".join(protocol_lines(row, _starts(row, envs, args.eval_episodes, options), _grid(row))), flush=True)
     if options:
@@ -96,6 +97,18 @@ def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
         given = given or f"-params {setting}"
     if given is not None:
         raise BadValue(f"{given} is the protocol's, and --published {row.name} sets it; leave it out")
+
+
+def _check_family(args: argparse.Namespace, row: PublishedRow) -> None:
+    """Raise `BadValue` for a policy that is known to be of another family than the row's, unless the user names one."""
+    if args.policy is None or row.family is None or "family" in given_settings(args.params).get("policy_kwargs", {}):
+        return
+    family = own_family(args.policy)
+    if family not in (None, row.family):
+        raise BadValue(
+            f"--published {row.name} plays {row.family}, and '{args.policy}' is of family {family}; give weights of "
+            f"{row.family}"
+        )
 
 
 def _shared(given: Mapping[str, Any], decided: Mapping[str, Any]) -> str | None:

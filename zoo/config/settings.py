@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import reduce
 from operator import or_
@@ -103,12 +103,12 @@ def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise _unknown_setting(known, str(name), where)
+            raise unknown_setting(known, str(name), where)
         checked[name] = check_value(known[name], value, f"{where}: {name}")
     return checked
 
 
-def _unknown_setting(known: Mapping[str, Any], name: str, where: str) -> UnknownName:
+def unknown_setting(known: Collection[str], name: str, where: str) -> UnknownName:
     """Return the error; another project's name of a setting, or a benchmark's option, is nearer than a spelling."""
     meant = ALIASES.get(name.casefold())
     meant = meant if meant in known else None

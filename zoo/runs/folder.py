@@ -159,20 +159,22 @@ def _open_commands(run: RunFolder) -> TextIO:
 
 
 @contextmanager
-def locked(run: RunFolder, instead: str = "") -> Iterator[None]:
+def locked(run: RunFolder, instead: str = "") -> Iterator[bool]:
     """Context manager in which this process alone trains in the run; `BadValue` (`instead` at its end) if another does.
 
-    The lock is the system's, on `command.txt`, which stays: it ends with the process and is not copied with the run.
+    Yields whether the file system has locks; where it has none, others may train in the run. The lock is the system's,
+    on `command.txt`, which stays: it ends with the process and is not copied with the run.
     """
     # For appending: network file systems lock only what is open for writing.
+    has_locks = True
     with _open_commands(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BadValue(f"'{run.path}' is being trained by another process; wait until it ends{instead}") from error
         except OSError:
-            pass  # a file system without locks
-        yield
+            has_locks = False
+        yield has_locks
 
 
 def longer(n_timesteps: int, done: int) -> int:

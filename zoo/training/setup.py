@@ -133,9 +133,9 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
             instead = f", or start a new run from a checkpoint with -i {quoted(own.checkpoint)}"
     else:
         run = create_run_folder(job.log_folder, config.algo, config.env)
-    cleanup.enter_context(locked(run, instead))
+    alone = cleanup.enter_context(locked(run, instead))
     for parent in (run.path, run.checkpoints):
-        recover_folders(parent, alone=True)
+        recover_folders(parent, alone=alone)
     if own is not None and run.saved_steps()[-1:] != [own.step]:
         raise BadValue(f"another process went on with '{run.path}' while this one began; repeat the command")
     if job.resume is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,19 @@ def test_a_folder_is_no_saved_model(tmp_path: Path) -> None:
 
 def test_a_model_is_loaded_by_the_algorithm_that_saved_it(tmp_path: Path) -> None:
     ppo().save(tmp_path / "model")
-    with pytest.raises(BadValue, match="another algorithm than GRPO was saved there"):
+    with pytest.raises(BadValue, match=r"'.*model' was saved by another algorithm than GRPO"):
         GRPO.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("damage", ["no zip", "another zip"])
+def test_a_file_that_save_did_not_write_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    path.write_text("<html>")
+    if damage == "another zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("weights", "")
+    with pytest.raises(BadValue, match=r"model\.zip' is no model that save wrote"):
+        PPO.load(path)
 
 
 def test_without_an_environment_nothing_is_learnt(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_settings_of_training_are_known_with_their_checks() -> None:
         (["-params", "chunck:3"], "Did you mean 'chunk'?"),
         (["-params", "value_lr:1e-3"], "-params value_lr: a policy that is rolled out takes settings of the env"),
         (["-params", "chunks:3"], "Did you mean 'chunk'?"),
+        (["-params", "protocol:lerobot"], "Did you mean 'env_kwargs:{protocol: ...}'?"),
         (["-params", "group_size:8"], "-params group_size: a policy that is rolled out takes settings of the env"),
         (["-params", "policy_kwargs:{temperature: 1.0}", "--temperature", "2"], "leave one out"),
         (["-params", "policy_kwargs:{unnorm_key: a}"], "has no action statistics to choose from, got unnorm_key='a'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -143,8 +144,27 @@ def test_the_dry_run_plans_the_suite_that_was_asked_for(capsys: pytest.CaptureFi
 
 
 def test_the_dry_run_tells_fresh_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate.run(["--published", "libero-130-grpo", "--dry-run", "--policy", "nano"]) == 0
+    asked = [
+        "--published",
+        "libero-130-grpo",
+        "--dry-run",
+        "--policy",
+        "nano",
+        "-params",
+        "policy_kwargs:{family: nano}",
+    ]
+    assert evaluate.run(asked) == 0
     assert "weights      nano, fresh" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+@pytest.mark.parametrize("policy", ["nano", str(agents_folder() / "sft" / "LIBERO-Goal")])
+def test_a_policy_of_another_family_is_refused(policy: str, flags: list[str]) -> None:
+    said = (
+        f"--published libero-130-grpo plays openvla-oft, and '{policy}' is of family nano; give weights of openvla-oft"
+    )
+    with pytest.raises(BadValue, match=re.escape(said)):
+        evaluate.run(["--published", "libero-130-grpo", "--policy", policy, *flags])
 
 
 def test_the_dry_run_looks_at_the_users_weights(tmp_path: Path) -> None:
