@@ -80,7 +80,8 @@ def test_boxes_are_not_compared_with_published_figures(monkeypatch: pytest.Monke
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
     with pytest.raises(MissingDependency, match=r"published files are missing .* and stand_ins is false"):
-        evaluate.run(["--published", "plate25-oft-base", "--policy", "nano"])
+        tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
+        evaluate.run(["--published", "plate25-oft-base", "--policy", "openvla-oft", *tiny])
 
 
 def test_rows_without_weights_ask_for_yours(capsys: pytest.CaptureFixture[str]) -> None:
