@@ -79,8 +79,8 @@ def test_boxes_are_not_compared_with_published_figures(monkeypatch: pytest.Monke
     monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
+    tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
     with pytest.raises(MissingDependency, match=r"published files are missing .* and stand_ins is false"):
-        tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
         evaluate.run(["--published", "plate25-oft-base", "--policy", "openvla-oft", *tiny])
 
 
