@@ -20,6 +20,7 @@ from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total, trains_in_
 from zoo.config.policy_shape import check_network, check_quantization, footprint
 from zoo.config.run_config import RunConfig
 from zoo.config.time_plan import CARDS, time_lines
+from zoo.distributed.placement import ALL, processes_named
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
@@ -29,7 +30,9 @@ from zoo.training.run_plan import RunPlan, memory_lines, ranks
 def parser() -> OneLineParser:
     """The flags of `zoo.train`, and the machine."""
     p = train_parser("zoo.plan", "Say what a run of zoo.train comes to and whether it fits; start nothing.")
-    p.add_argument("--ranks", type=processes, default=1, metavar="W", help="processes, one GPU each (default: 1)")
+    p.add_argument(
+        "--ranks", type=processes, metavar="W", help="processes, one GPU each (default: those of --placement, else 1)"
+    )
     gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
     p.add_argument("--gpu", choices=CARDS, help="a card: its memory, and how long passes take it (computed)")
@@ -88,8 +91,7 @@ def choice_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[
     config, batch = plan.config, plan.batch
     best = choose(batch, config, plan.num_workers, rank, size * GIB)
     if best is not None:
-        given = config.policy_kwargs.get("backbone_kwargs") or {}
-        same = all(bool(given.get(name)) == value for name, value in best.options.items())
+        same = all(bool(config.backbone_kwargs.get(name)) == value for name, value in best.options.items())
         if same and best.micro_batch_size == batch.scored_at_once:
             return []
         which = "fastest that fits" if fits else "fits with   "
@@ -116,6 +118,8 @@ def refusal_lines(config: RunConfig, *, sharded: bool) -> list[str]:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
+    if args.ranks is None:
+        args.ranks = processes_named(args.placement or ALL)
     import_named_packages(args)
     check_services(args)
     print("\n".join(plan_lines(*resolve_run(args), args)))

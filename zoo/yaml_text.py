@@ -49,12 +49,15 @@ class _PlainLoader(yaml.SafeLoader):
         return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for name in own:
-            if not isinstance(name, str):
+        own: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key.value, str):
                 raise yaml.YAMLError("a key must be text, not a list or a mapping")
-            if own.count(name) > 1:
-                raise yaml.YAMLError(f"the key {shown(name)} stands there twice")
+            if key.value in own:
+                raise yaml.YAMLError(f"the key {shown(key.value)} stands there twice")
+            own.add(key.value)
         values = super().construct_mapping(node, deep)
         for key in values:
             if not isinstance(key, str):

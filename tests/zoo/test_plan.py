@@ -118,6 +118,12 @@ def test_a_plan_of_roles_counts_each_kind_of_rank(capsys: pytest.CaptureFixture[
     assert said.count("Adam's two moments") == 1
 
 
+def test_a_placement_says_how_many_ranks_there_are(capsys: pytest.CaptureFixture[str]):
+    split = "--env Toy-Reach --num-envs 64 --placement env=0-1,rollout=2,actor=3"
+    assert planned(capsys, split) == planned(capsys, f"{split} --ranks 4")
+    assert "ranks" not in planned(capsys, "--env Toy-Reach --num-envs 64 --placement all")
+
+
 def test_the_time_is_said_to_be_computed(capsys: pytest.CaptureFixture[str]):
     said = planned(capsys, "--env Toy-Reach --gpu rtx4090")
     assert "of 24 GiB" in said

@@ -73,6 +73,11 @@ def test_deep_nesting_is_refused_at_once() -> None:
         assert time.process_time() - began < 2.0
 
 
+def test_many_keys_are_compared_once() -> None:
+    keys = [f"k{number}" for number in range(40_000)]  # compared in pairs, they take minutes
+    assert parse_yaml("\n".join(f"{key}: 1" for key in keys), "f.yml") == dict.fromkeys(keys, 1)
+
+
 def test_a_file_must_hold_a_mapping(tmp_path: Path) -> None:
     file = tmp_path / "x.yml"
     file.write_text("[1]")

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue
 from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -104,20 +103,6 @@ class Discount:
 
     gamma: float
     gae_lambda: float
-
-
-def check_levels(reward: str, value: str, logprob: str) -> None:
-    """Raise `BadValue` for levels that do not go together."""
-    if value == "action" and reward == "chunk":
-        raise BadValue(
-            "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "
-            "for the first; set reward_level='action' too"
-        )
-    if reward == "action" and logprob in ("chunk", "sequence"):
-        raise BadValue(
-            f"reward_level='action' gives the steps of a chunk advantages of their own, but logprob_level='{logprob}' "
-            "has one ratio for all of them; set logprob_level to 'action' or 'token'"
-        )
 
 
 def _common_arguments(buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     Discount,
-    check_levels,
     decision_advantages,
     normalize,
     step_advantages,
@@ -50,6 +49,7 @@ from zoo.config.algorithm_configs import (
     StartSampling,
     ValueClip,
     check_critic,
+    check_levels,
 )
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import RolloutCollector

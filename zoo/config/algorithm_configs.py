@@ -217,6 +217,20 @@ ADAPTER_LACKING = (
 )
 
 
+def check_levels(reward: str, value: str, logprob: str) -> None:
+    """Raise `BadValue` for levels that do not go together."""
+    if value == "action" and reward == "chunk":
+        raise BadValue(
+            "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "
+            "for the first; set reward_level='action' too"
+        )
+    if reward == "action" and logprob in ("chunk", "sequence"):
+        raise BadValue(
+            f"reward_level='action' gives the steps of a chunk advantages of their own, but logprob_level='{logprob}' "
+            "has one ratio for all of them; set logprob_level to 'action' or 'token'"
+        )
+
+
 def check_critic(settings: Mapping[str, Any]) -> None:
     """Raise `BadValue` for settings of PPO that contradict each other."""
     vf_coef = settings["vf_coef"]

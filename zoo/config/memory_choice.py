@@ -61,10 +61,10 @@ def choose(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, siz
 
 def nearest(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, size: float) -> tuple[str, Choice] | None:
     """Return the run most like this one that fits, in words and with its settings; None where none does."""
-    family = config.policy_kwargs.get("family", config.policy)
+    family = config.family
     if family not in FAMILIES or not family_class(family).takes_adapters:
         return None
-    given = config.policy_kwargs.get("backbone_kwargs") or {}
+    given = config.backbone_kwargs
     for words, options in SMALLER.items():
         if ("lora" in options) == ("lora" in given) or ("quantization" in given):
             continue
@@ -83,8 +83,7 @@ def with_options(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
 
 def _recomputing(config: RunConfig) -> Iterator[dict[str, Any]]:
     """Yield the `backbone_kwargs` without and with recomputing, or none where a family cannot."""
-    family = config.policy_kwargs.get("family", config.policy)
-    option = family_class(family).recompute_option if family in FAMILIES else None
+    option = family_class(config.family).recompute_option if config.family in FAMILIES else None
     if option is None:
         yield {}
         return

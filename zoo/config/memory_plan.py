@@ -54,7 +54,7 @@ class Rank:
     """What one process does, and with how many it shares."""
 
     roles: frozenset[str] = frozenset(ROLES)
-    """Of `zoo.distributed.placement.ROLES`."""
+    """Of `ROLES`."""
     num_learners: int = 1
     """Processes that learn together."""
     sharded: bool = False

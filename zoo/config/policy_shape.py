@@ -46,16 +46,13 @@ def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchm
         chunk=config.chunk,
         action_dim=benchmark.action_dim,
     )
-    kwargs = config.policy_kwargs
-    options = dict(kwargs.get("backbone_kwargs") or {})
-    # A recipe names its start weights, and their family beside them.
-    family = kwargs.get("family", config.policy)
+    family, options = config.family, dict(config.backbone_kwargs)
     if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
         found = _of_folder(config, options)
         if found is None:
             return None
         family, options = found
-    elif kwargs.get("base") is not None:
+    elif config.policy_kwargs.get("base") is not None:
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
@@ -89,11 +86,11 @@ def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict
 
 def check_quantization(config: RunConfig, *, sharded: bool) -> None:
     """Raise `BadValue` for a quantised policy that cannot be trained, before anything is read or started."""
-    options = config.policy_kwargs.get("backbone_kwargs") or {}
+    options = config.backbone_kwargs
     scheme = options.get("quantization")
     if scheme is None:
         return
-    family = config.policy_kwargs.get("family", config.policy)
+    family = config.family
     if family in FAMILIES and not family_class(family).takes_quantization:
         able = [name for name in FAMILIES if family_class(name).takes_quantization]
         raise BadValue(f"quantization: {scheme} is not for family '{family}', only for {', '.join(able)}: leave it out")

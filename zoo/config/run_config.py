@@ -167,6 +167,16 @@ class RunConfig:
         return cls(**check_fields(annotations_of(cls), self.algo_kwargs, "algo_kwargs"))
 
     @property
+    def family(self) -> str:
+        """Policy family, which a recipe names beside its start weights; otherwise the policy as it was given."""
+        return str(self.policy_kwargs.get("family", self.policy))
+
+    @property
+    def backbone_kwargs(self) -> Mapping[str, Any]:
+        """Settings of the policy's network, `policy_kwargs: {backbone_kwargs: ...}`."""
+        return self.policy_kwargs.get("backbone_kwargs") or {}
+
+    @property
     def evaluation(self) -> EvaluationProtocol:
         """How success is measured during training."""
         return evaluation_protocol(self.eval_options, self.env_options, self.eval_episodes)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from vla_gym.errors import BadValue, shown, unknown_name
 from zoo.config.batch_plan import check_division
+from zoo.config.memory_plan import ROLES
 from zoo.config.settings import MOST_PROCESSES
 
-ROLES = ("env", "rollout", "actor")
 ALL = "all"
 _EXAMPLE = "env=0-1,rollout=2,actor=3"
 
@@ -73,7 +73,7 @@ def parse_placement(text: str, size: int) -> Placement:
     """
     if text == ALL:
         return _checked(dict.fromkeys(ROLES, tuple(range(size))), text, size)
-    _largest_rank(text)
+    processes_named(text)
     items_of: dict[str, list[str]] = {}
     role = ""
     for item in text.split(","):
@@ -111,14 +111,17 @@ def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _largest_rank(text: str) -> int:
-    """Return the largest number in a placement, 0 without one; raises `BadValue` where no run has so many processes."""
+def processes_named(text: str) -> int:
+    """Return the number of processes up to the largest rank in a placement, 1 without a rank.
+
+    Raises `BadValue` where no run has so many.
+    """
     largest = 0
     for number in re.findall(r"\d+", text):
         if len(number) > 9 or int(number) >= MOST_PROCESSES:
             raise BadValue(f"--placement names rank {shown(number)}; a run has at most {MOST_PROCESSES} processes")
         largest = max(largest, int(number))
-    return largest
+    return largest + 1
 
 
 def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placement:
@@ -127,7 +130,8 @@ def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placeme
         have = f"{size} processes, ranks 0-{size - 1}" if size > 1 else "1 process"
         raise BadValue(
             f"--placement {text}: {role} names rank {most}, but the run has {have}. Start it with: accelerate launch "
-            f"--num_processes {most + 1} -m zoo.train ..."
+            f"--num_processes {most + 1} -m zoo.train ... On CPUs: accelerate launch --config_file "
+            f"<cpu.yaml of hyperparams/accelerate> --num_processes {most + 1} -m zoo.train ..."
         )
     idle = set(range(size)) - {rank for some in ranks.values() for rank in some}
     if idle:
@@ -185,7 +189,7 @@ def _everywhere(text: str, size: int) -> bool:
     """Whether a placement of `size` processes, or of as many as it names, has every role on every rank."""
     with suppress(BadValue):
         return parse_placement(text, size).everywhere
-    return parse_placement(text, 1 + _largest_rank(text)).everywhere
+    return parse_placement(text, processes_named(text)).everywhere
 
 
 def block(place: int, count: int, num_envs: int) -> range:

@@ -182,7 +182,7 @@ def warnings_as_lines() -> Iterator[None]:
             former(message, category, filename, lineno, file, line)
 
     with warnings.catch_warnings():
-        # The alarms limit their own rate.
+        # The training warnings limit their own rate.
         warnings.simplefilter("always", TrainingWarning)
         warnings.simplefilter("always", WorkerRestarted)
         warnings.showwarning = show

@@ -39,7 +39,7 @@ def hopeless_start(config: RunConfig) -> str | None:
     benchmark = benchmark_of(config)
     if config.policy not in FAMILIES or benchmark.extra is None:
         return None  # Toy-Reach, and benchmarks from elsewhere, may well be solved by chance
-    if not family_class(config.policy).wants_fresh(config.policy_kwargs.get("backbone_kwargs") or {}):
+    if not family_class(config.policy).wants_fresh(config.backbone_kwargs):
         return None
     options = benchmark.simulator_kwargs
     if options.get("task_reward") == "dense":

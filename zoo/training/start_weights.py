@@ -117,7 +117,7 @@ def check_precision(config: RunConfig, missing: Sequence[Part]) -> None:
     """Raise `BadValue` for whole models that would train in 16 bits, which is known before they are here."""
     if keeps_master_weights() or any(part.role == "adapter" for part in missing):
         return
-    options = config.policy_kwargs.get("backbone_kwargs") or {}
+    options = config.backbone_kwargs
     if check_device(config.device).type == "cpu" and "dtype" not in options:
         return  # 16 bits are the default of GPUs alone
     if trains_in_16_bits(config) and not any(map(_is_adapter, missing)):
@@ -155,7 +155,7 @@ def check_fit(config: RunConfig) -> str:
         unnorm_key=kwargs.get("unnorm_key"),
         suite=benchmark.suite,
         action_spec=benchmark.action_spec,
-        options=kwargs.get("backbone_kwargs") or {},
+        options=config.backbone_kwargs,
         base=kwargs.get("base"),
         wanted=wanted,
     )

@@ -99,8 +99,12 @@ def test_misfits_say_why(text: str, says: str):
 
 
 def test_a_single_process_is_told_how_to_start_more():
-    with pytest.raises(BadValue, match=r"has 1 process\. Start it with: accelerate launch --num_processes 4"):
+    with pytest.raises(BadValue, match=r"has 1 process\. Start it with: accelerate launch --num_processes 4") as caught:
         parse_placement("env=0-1,rollout=2,actor=3", 1)
+    # Where there is no GPU, accelerate starts one process whatever it is asked for, but for that file.
+    assert "On CPUs: accelerate launch --config_file <cpu.yaml of hyperparams/accelerate> --num_processes 4" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("number", ["999999999999", "9" * 5000])
