@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from vla_gym import reading
 from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
@@ -91,6 +91,16 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; line ends stay as they are."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
+
+
+def check_in_place(file: TextIO) -> None:
+    """Raise `OSError` where an open file is no longer at its path: what is written would be lost."""
+    try:
+        in_place = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        in_place = False
+    if not in_place:
+        raise OSError(errno.ESTALE, "it was removed or moved while it was being written", file.name)
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.zoo.stand_ins import finished
 from zoo import files
-from zoo.files import atomic_file, quoted, recover_folders, write_folder, write_text
+from zoo.files import atomic_file, check_in_place, quoted, recover_folders, write_folder, write_text
 from zoo.runs.loggers import JsonLines
 from zoo.runs.monitor import MonitorFile
 
@@ -182,3 +182,12 @@ def test_a_pipe_that_no_process_reads_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a pipe that no process reads"):
         write_text(tmp_path / "pipe", "results")
+
+
+def test_a_file_that_was_removed_or_moved_takes_nothing_more(tmp_path: Path) -> None:
+    for leave in (Path.unlink, lambda path: path.rename(tmp_path / "moved")):
+        with (tmp_path / "log").open("w") as file:
+            check_in_place(file)
+            leave(tmp_path / "log")
+            with pytest.raises(OSError, match="removed or moved"):
+                check_in_place(file)

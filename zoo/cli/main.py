@@ -55,6 +55,7 @@ _LAUNCHER_SECONDS = 5.0
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
+    _open_closed_output()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
@@ -88,6 +89,17 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
             return 2
         write_error_file(f"{type(error).__name__}: {error}")
         raise
+
+
+def _open_closed_output() -> None:
+    """Let output that the caller has closed (`>&-`) go nowhere, before other files take its number."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
 def _flushed(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:

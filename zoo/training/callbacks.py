@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
+from vla_gym.errors import BadValue
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluated_line, evaluation_metrics
@@ -70,6 +71,7 @@ class CheckpointCallback(BaseCallback):
         self._write = save
         self._last_step = 0
         self._saved: Path | None = None
+        self._had_folder = run.is_dir()
         self.stopping = False
         """Whether this rank was asked to stop."""
         self.stopped = False
@@ -83,6 +85,11 @@ class CheckpointCallback(BaseCallback):
         """Write a checkpoint of the last update boundary unless this callback wrote it; every rank must call it."""
         folder = self._run.checkpoint(self.model.train_state.num_timesteps)
         self._last_step = self.model.train_state.num_timesteps
+        if self.model.process_group.is_first and self._had_folder and not self._run.path.is_dir():
+            raise BadValue(
+                f"'{self._run.path}' was removed or moved while the run trained; what it had saved can only be gone on "
+                "with where it is now"
+            )
         if folder == self._saved:
             return
         self._saved = self._write(self.model, self._run.checkpoints)

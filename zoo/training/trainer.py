@@ -195,7 +195,7 @@ class Trainer:
         except (VLAZooError, OSError):
             empty = self.model.num_timesteps == 0 and not self.run.best.exists() and not self.run.saved_steps()
             if self.process_group.is_first and self.job.resume is None and empty:
-                shutil.rmtree(self.run.path)
+                shutil.rmtree(self.run.path, ignore_errors=True)
             raise
 
     def _learn(self) -> None:

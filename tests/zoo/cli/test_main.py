@@ -314,3 +314,14 @@ def test_nonsense_is_refused_before_anything_starts(
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert len(said.err) < 800
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)])
+def test_output_that_is_closed_is_no_fault(closed: Sequence[int]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo.cli.main", "--help"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
