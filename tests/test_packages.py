@@ -156,7 +156,7 @@ def test_what_is_pinned_installs_with_the_oldest_python_that_is_promised() -> No
     refused = {}
     for pin in re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE):
         try:
-            wanted = distribution(pin).metadata["Requires-Python"] or ""
+            wanted = distribution(pin).metadata.json.get("requires_python", "")
         except PackageNotFoundError:  # of an extra, or a platform, that is not here
             continue
         if not SpecifierSet(wanted).contains(f"{oldest[1]}.0"):

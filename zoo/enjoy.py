@@ -14,7 +14,7 @@ from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
 from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
-from zoo.evaluation.evaluator import EpisodeRecord, Frame, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame
 from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo, Window, open_window
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if not args.no_render:
         check_destination(output, suffix=".mp4")
 
-    from zoo.cli.open_agent import open_rollout
+    from zoo.cli.open_agent import open_rollout, play
 
     policy, envs = open_rollout(plan)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
@@ -70,13 +70,10 @@ def run(argv: Sequence[str]) -> int:
 
     try:
         with show.recorder.kept(video, fps=fps):
-            episodes = evaluate(
+            episodes = play(
+                plan,
                 policy,
                 log,
-                plan.start_states,
-                deterministic=not plan.protocol.sample,
-                rounds=plan.protocol.rounds,
-                seed=plan.seed,
                 on_frame=on_frame,
                 on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
             )

@@ -11,7 +11,7 @@ from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
 from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
-from zoo.evaluation.evaluator import Frame, evaluate
+from zoo.evaluation.evaluator import Frame
 from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere=film_name(plan, "video"))
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
-    from zoo.cli.open_agent import open_rollout
+    from zoo.cli.open_agent import open_rollout, play
 
     print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan)
@@ -59,15 +59,7 @@ def run(argv: Sequence[str]) -> int:
     fps = float(envs.metadata["render_fps"])
     try:
         with recorder.kept(output, fps=fps):
-            episodes = evaluate(
-                policy,
-                log,
-                plan.start_states,
-                deterministic=not plan.protocol.sample,
-                rounds=plan.protocol.rounds,
-                seed=plan.seed,
-                on_frame=on_frame,
-            )
+            episodes = play(plan, policy, log, on_frame=on_frame)
     finally:
         envs.close()
     rate = overall_rate(episodes)

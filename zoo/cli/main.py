@@ -132,6 +132,8 @@ def _reason_of_machine(error: Exception) -> str | None:
             f"not enough memory: {shortened(said[0], 200) if said else 'an allocation failed'}; take smaller batches "
             "(micro_batch_size of training), fewer environments (num_envs) or a smaller policy"
         )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "no further thread may be started; raise the limit on processes (ulimit -u), or end some"
     if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
         return None
     if isinstance(error.filename, str | bytes):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import BadValue, VLAZooError, os_reason
 from zoo.cli.agent import RolloutPlan
-from zoo.evaluation.evaluator import EpisodeRecord, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 from zoo.files import write_text
 from zoo.runs.evaluations import weights_sha256
@@ -37,7 +37,7 @@ def measure(
     An error of the kind that users meet (a policy server or a simulator that is gone) leaves the finished episodes in
     the file `partial`, and says so.
     """
-    from zoo.cli.open_agent import open_rollout
+    from zoo.cli.open_agent import open_rollout, play
 
     policy, envs = open_rollout(plan)
     bar = Progress(len(plan.episodes), on=progress, unit="episode")
@@ -50,15 +50,7 @@ def measure(
 
     actions = policy.action_selection_text(deterministic=not plan.protocol.sample)
     try:
-        episodes = evaluate(
-            policy,
-            envs,
-            plan.start_states,
-            deterministic=not plan.protocol.sample,
-            rounds=plan.protocol.rounds,
-            seed=plan.seed,
-            on_episode=on_episode,
-        )
+        episodes = play(plan, policy, envs, on_episode=on_episode)
     except VLAZooError as error:
         if not finished:
             raise

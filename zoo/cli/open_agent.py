@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from vla_gym.workers.pool import Pool
 from vla_policies.policy import VLAPolicy
 from zoo.cli.agent import RolloutPlan
 from zoo.distributed.process_group import use_device
+from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, evaluate
 
 if TYPE_CHECKING:
     from zoo.serving.remote_policy import RemotePolicy
@@ -61,3 +63,24 @@ def open_rollout(
     envs = vla_gym.make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", pool=pool_after_policy, **options)
     (policy,) = loaded
     return policy, envs
+
+
+def play(
+    plan: RolloutPlan,
+    policy: Predictor,
+    envs: EvaluationEnv,
+    *,
+    on_frame: Callable[[Frame], None] | None = None,
+    on_episode: Callable[[EpisodeRecord], None] | None = None,
+) -> list[EpisodeRecord]:
+    """Play the plan's episodes by its protocol with the policy and the environment that `open_rollout` returned."""
+    return evaluate(
+        policy,
+        envs,
+        plan.start_states,
+        deterministic=not plan.protocol.sample,
+        rounds=plan.protocol.rounds,
+        seed=plan.seed,
+        on_frame=on_frame,
+        on_episode=on_episode,
+    )

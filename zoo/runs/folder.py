@@ -196,10 +196,12 @@ def closing_lines(
     done: int,
     num_starts: int,
     evaluated: int = 0,
+    report: Path | None = None,
 ) -> str:
     """Return a finished run's next commands, with the folder of TensorBoard's `events`, then what there is to look at.
 
-    `filmed` says what `video` shows, `evaluated` how many of the `num_starts` start states the last evaluation saw.
+    `filmed` says what `video` shows, `evaluated` how many of the `num_starts` start states the last evaluation saw;
+    `report` is the run's page, None where it could not be written.
     """
     run = quoted(run_path)
     if evaluated >= num_starts:
@@ -219,7 +221,8 @@ def closing_lines(
     ]
     if video is not None:
         lines.append(f"video       {video}   ({filmed})")
-    lines.append(f"report      {run_path / REPORT_FILE}   (open it in a browser)")
+    if report is not None:
+        lines.append(f"report      {report}   (open it in a browser)")
     return "\n".join(lines)
 
 

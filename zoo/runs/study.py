@@ -14,6 +14,7 @@ from zoo.files import content_of, missing_folders, remove_empty
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 STUDY_FILE = "study.db"
@@ -44,7 +45,6 @@ def opened(folder: Path, name: str, seed: int) -> Iterator[Study]:
     trials again. Raises `BadValue` for a file that is no study, is damaged, or cannot be written; nothing new is left.
     """
     import optuna
-    from sqlalchemy import URL
 
     # Its warning of a trial that failed is a traceback; commands print the error in one line.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -53,9 +53,7 @@ def opened(folder: Path, name: str, seed: int) -> Iterator[Study]:
     with _alone(folder):
         begins = not file.exists()
         try:
-            with database(file), content_of(file):
-                # Not put together by hand: `?`, `%` and braces mean something in an address.
-                storage = URL.create("sqlite", database=str(file)).render_as_string()
+            with database(file), content_of(file), _storage(file) as storage:
                 study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
                 study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
                 if completed_trials(study):
@@ -67,6 +65,20 @@ def opened(folder: Path, name: str, seed: int) -> Iterator[Study]:
                     part.unlink(missing_ok=True)
                 remove_empty(made)
             raise
+
+
+@contextmanager
+def _storage(file: Path) -> Iterator[RDBStorage]:
+    from optuna.storages import RDBStorage
+    from sqlalchemy import URL
+
+    # Not put together by hand: `?`, `%` and braces mean something in an address.
+    storage = RDBStorage(URL.create("sqlite", database=str(file)).render_as_string())
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()  # closes the database, which SQLAlchemy would keep open
 
 
 def completed_trials(study: Study) -> list[FrozenTrial]:

@@ -265,7 +265,6 @@ class RLTrainer(Trainer):
                 fps = float(self.envs.metadata["render_fps"])
                 video = write_film(evaluator.video, self.videos / f"step_{steps}.mp4", fps=fps)
                 filmed = f"{evaluator.video.num_solved} of {len(evaluator.video)} episodes solved"
-        report_of(self.run)
         lines = closing_lines(
             self.run.path,
             video,
@@ -275,5 +274,6 @@ class RLTrainer(Trainer):
             done=steps,
             num_starts=sum(task.num_trials for task in tasks),
             evaluated=len(episodes or ()),
+            report=report_of(self.run),
         )
         _logger.info(lines)

@@ -242,6 +242,7 @@ def test_a_rank_names_itself_and_leaves_the_line_for_the_launcher(
         (OSError(28, "No space left on device", "logs/x"), "'logs/x': No space left on device; free some space or"),
         (PermissionError(13, "Permission denied"), "Permission denied; change its permissions"),
         (MemoryError(), "not enough memory: an allocation failed; take smaller batches"),
+        (RuntimeError("can't start new thread"), "no further thread may be started; raise the limit on processes"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9\nmore"), "not enough memory: [enf"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.zoo.stand_ins import toy_config
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
-from zoo.cli import measuring
+from zoo.cli import open_agent
 from zoo.cli.main import guarded
 from zoo.hub.upload import Publication, publish, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
@@ -241,14 +241,14 @@ def test_results_count_for_the_weights_they_are_of(
     assert evaluate.run(["-i", str(moved), *asked, "3"]) == 0
     assert (moved / "results_3-episodes.json").is_file()
     # Training goes on while others are evaluated: the results are of those that were loaded.
-    evaluated = measuring.evaluate
+    evaluated = open_agent.play
 
     def replaced_meanwhile(*args: Any, **options: Any) -> Any:
         with (moved / "best" / "model.safetensors").open("ab") as weights:
             weights.write(b"more")
         return evaluated(*args, **options)
 
-    monkeypatch.setattr("zoo.cli.measuring.evaluate", replaced_meanwhile)
+    monkeypatch.setattr("zoo.cli.open_agent.play", replaced_meanwhile)
     assert evaluate.run(["-i", str(moved), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(moved)
 

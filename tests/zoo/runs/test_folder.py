@@ -154,11 +154,11 @@ def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> No
 def test_the_last_lines_are_what_there_is_to_look_at() -> None:
     run = Path("logs/run")
     film, note = run / "videos" / "step_8.mp4", "2 of 3 episodes solved"
-    *_, video, page = closing_lines(
-        run, film, filmed=note, events=run, n_timesteps=8, done=8, num_starts=1
-    ).splitlines()
+    rest = {"filmed": note, "events": run, "n_timesteps": 8, "done": 8, "num_starts": 1}
+    *_, video, page = closing_lines(run, film, report=run / "report.html", **rest).splitlines()  # type: ignore[arg-type]
     assert video == "video       logs/run/videos/step_8.mp4   (2 of 3 episodes solved)"
     assert page == "report      logs/run/report.html   (open it in a browser)"
+    assert "report" not in closing_lines(run, film, report=None, **rest)  # type: ignore[arg-type]
 
 
 @pytest.mark.timeout(20)

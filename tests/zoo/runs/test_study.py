@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -42,6 +43,12 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     with opened(tmp_path / name, NAME, seed=0) as study:
         assert len(completed_trials(study)) == 2
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_database_is_closed(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    opened_files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert str(file.resolve()) not in opened_files
 
 
 def drop_values(file: Path) -> None:
