@@ -20,7 +20,7 @@ import mujoco
 import numpy as np
 
 from vla_gym.adapters.mujoco.covering import Lens, Samples, Sieve
-from vla_gym.adapters.mujoco.gl_lists import PassLists, drawn_normals
+from vla_gym.adapters.mujoco.gl_lists import PassLists, drawn_normals, new_lists
 from vla_gym.adapters.mujoco.scene_rows import scene_rows
 from vla_gym.adapters.mujoco.sight import OPAQUE, Seen
 from vla_gym.adapters.mujoco.simple_meshes import Corners
@@ -163,7 +163,7 @@ class SiftedMeshes:
         return passes.in_turn(skip, frame[0]), passes.in_turn(end, frame[1])
 
     def _list(self, command: Callable[..., object], *arguments: object) -> int:
-        gl_list = int(self._gl.glGenLists(1))
+        gl_list = new_lists(1, self.resources)
         self._gl.glNewList(gl_list, self._gl.GL_COMPILE)
         command(*arguments)
         self._gl.glEndList()

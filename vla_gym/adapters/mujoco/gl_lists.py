@@ -64,6 +64,19 @@ def drawn_normals(corners: Corners) -> np.ndarray:
     return np.where(sharp_C[:, None], flat_C3, corners.normal_C3).astype(np.float32)
 
 
+def new_lists(count: int, resources: mujoco.MjrContext) -> int:
+    """Return the first of `count` new lists that a geometry can name.
+
+    Geometries count lists from MuJoCo's first mesh (`dataid`), and `mjr_render` draws none below it. GL may give any
+    free numbers: Mesa 25 gives the lowest.
+    """
+    from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
+
+    first = GL.glGenLists(resources.baseMesh + count)
+    GL.glDeleteLists(first, resources.baseMesh)
+    return int(first + resources.baseMesh)
+
+
 class PassLists:
     """Display lists of one model's meshes in the current GL context.
 
@@ -83,7 +96,7 @@ class PassLists:
         self._block = max(model.nmesh, MAX_OTHERS)
         self._mesh_G = np.where(model.geom_type == mujoco.mjtGeom.mjGEOM_MESH, model.geom_dataid, -1)
         self._num_names, self._num_calls = 4 * self._block + MAX_OTHERS, 2 * self._block + 1 + MAX_OTHERS
-        self._base, self._calls = GL.glGenLists(self._num_names), GL.glGenLists(self._num_calls)
+        self._base, self._calls = GL.glGenLists(self._num_names), new_lists(self._num_calls, resources)
         self._turn, self._num_others = self._calls + 2 * self._block, 0
         for mesh in range(model.nmesh):
             self._define(self._base + self._block + mesh, GL.glCallList, self._first_mesh + 2 * mesh)
