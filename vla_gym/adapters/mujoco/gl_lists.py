@@ -68,13 +68,21 @@ def new_lists(count: int, resources: mujoco.MjrContext) -> int:
     """Return the first of `count` new lists that a geometry can name.
 
     Geometries count lists from MuJoCo's first mesh (`dataid`), and `mjr_render` draws none below it. GL may give any
-    free numbers: Mesa 25 gives the lowest.
+    free numbers: Mesa 25 gives the lowest. `glGenLists` of enough to get above them makes an empty list for each, and
+    where blocks come after all that were ever used, as of Mesa 22, three times as many from scene to scene. So these
+    are the first free numbers that are high enough, made by `glNewList`.
     """
     from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
 
-    first = GL.glGenLists(resources.baseMesh + count)
-    GL.glDeleteLists(first, resources.baseMesh)
-    return int(first + resources.baseMesh)
+    first = name = resources.baseMesh
+    while name < first + count:
+        if GL.glIsList(name):
+            first = name + 1
+        name += 1
+    for name in range(first, first + count):
+        GL.glNewList(name, GL.GL_COMPILE)
+        GL.glEndList()
+    return int(first)
 
 
 class PassLists:
