@@ -21,7 +21,7 @@ from zoo.config.run_config import RunConfig
 from zoo.config.tracking import Tracking
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
@@ -323,17 +323,14 @@ class Trainer:
         return groups if both else {}
 
     def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
-        line = protocol_line(
+        return protocol_line(
             self.config.eval_env,
             episodes,
-            self.evaluated.tasks,
+            self.evaluated,
             chunk=self.envs.chunk,
             actions=self._actions,
-            start_kind=self.evaluated.start_kind,
-            render_quality=self.evaluated.render_quality,
             own_words=len(self._protocol["own_instructions"]),
         )
-        return with_split(line, self.evaluated.split)
 
     @property
     def _protocol(self) -> Mapping[str, Any]:
