@@ -163,7 +163,7 @@ class Trainer:
         return []
 
     def on_best(self, episodes: list[EpisodeRecord]) -> None:
-        """The present policy was kept as the best, by this evaluation."""
+        """The present policy was kept as the best, by this evaluation. Rank 0 alone."""
 
     def planned_steps(self) -> int:
         """Steps at which the run ends."""
@@ -268,8 +268,8 @@ class Trainer:
         return RunLogger(self.run.path, formats, on_error=self._stop_for)
 
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
-        log = self.evaluations
-        evaluated = self.process_group.broadcast_object(log.timesteps if log is not None else [])
+        file = self.evaluations
+        evaluated = self.process_group.broadcast_object(file.timesteps if file is not None else [])
         fresh = 0 if self.keep_until is not None else self.done
         every, at_start = self.evaluation_steps()
         return EvaluationCallback(
@@ -285,8 +285,8 @@ class Trainer:
                 keep_until=None if self.keeps_best else self.keep_until,
             ),
             checkpoints=self.checkpoints,
-            log=log,
-            on_best=self.on_best if log is not None else None,
+            file=file,
+            on_best=self.on_best,
         )
 
     # Its evaluation ---------------------------------------------------------------------------------------
