@@ -43,15 +43,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
     An `OSError` of the body (a full disk) names `path`.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        with tempfile.TemporaryDirectory() as folder, _naming(path):
-            whole = Path(folder) / path.name
+        with tempfile.TemporaryDirectory() as folder, _naming(path, whole := Path(folder) / path.name):
             yield whole
             with _open_unseekable(path) as file:
                 file.write(whole.read_bytes())
         return
     partial = _temporary(path, "partial")
     try:
-        with _naming(path):
+        with _naming(path, partial):
             yield partial
             partial.replace(path)
     except BaseException:
@@ -72,12 +71,14 @@ def _open_unseekable(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Context manager that names `path` in errors of the system that name no file, and in those of safetensors."""
+def _naming(path: Path, partial: Path) -> Iterator[None]:
+    """Context manager that names `path` in errors of the system that name no file or one of `partial`, which stands in
+    for it, and in those of safetensors."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        hidden = error.filename is None or Path(str(error.filename)).is_relative_to(partial)
+        if hidden and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     except Exception as error:
@@ -113,7 +114,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     recover_folders(folder.parent)
     partial, replaced = _temporary(folder, "partial"), _temporary(folder, "replaced")
     try:
-        with _naming(folder):
+        with _naming(folder, partial):
             partial.mkdir()
             write(partial)
             for file in partial.iterdir():

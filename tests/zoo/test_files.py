@@ -89,6 +89,19 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "kept"]
 
 
+def test_an_error_names_what_is_written_and_no_temporary_file(tmp_path: Path) -> None:
+    """Folders that are not there stand in for read-only ones, where root may write."""
+    with pytest.raises(FileNotFoundError) as of_file:
+        write_text(tmp_path / "gone" / "config.yml", "")
+    assert of_file.value.filename == str(tmp_path / "gone" / "config.yml")
+    with pytest.raises(FileNotFoundError) as of_folder:
+        write_folder(tmp_path / "best", lambda path: (path / "gone" / "config.json").touch())
+    assert of_folder.value.filename == str(tmp_path / "best")
+    with pytest.raises(FileNotFoundError) as of_other:
+        write_folder(tmp_path / "best", lambda path: (tmp_path / "gone" / "read").read_text())
+    assert of_other.value.filename == str(tmp_path / "gone" / "read")
+
+
 @pytest.mark.parametrize("can_exchange", [True, False])
 @pytest.mark.parametrize("killed_at", range(12))
 def test_a_kill_at_any_step_leaves_the_folder_as_it_was_or_is_to_be(

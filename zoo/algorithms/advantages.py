@@ -29,7 +29,7 @@ def discounted_sum(reward_TN: Tensor, gamma: float) -> Tensor:
     return (discount_T[:, None] * reward_TN).sum(dim=0)
 
 
-def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std", eps: float = GROUP_EPS) -> Tensor:
+def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std") -> Tensor:
     """`[P, G]` -> `[P, G]`: scores compared with those of their group; a zero-variance group gets exactly zero.
 
     "group_std": (score - group mean) / (unbiased group standard deviation + eps). Shao et al. 2024 (GRPO,
@@ -49,7 +49,7 @@ def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std", e
     elif estimator == "rloo":
         advantage_PG = centred_PG * (score_PG.shape[1] / (score_PG.shape[1] - 1))
     else:
-        advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + eps)
+        advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + GROUP_EPS)
     return advantage_PG.masked_fill(alike_P1, 0.0)
 
 

@@ -125,9 +125,6 @@ class PPO(VLAOnPolicyAlgorithm):
     value_clip: ValueClip
     huber_delta: float | None
     critic_warmup_updates: int
-    critic_epochs: int
-    rounds_per_update: int | None
-    loss_weight: LossWeight
 
     def __init__(
         self,

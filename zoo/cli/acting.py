@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import flag_of, key_values
 from zoo.cli.policy_choice import PolicyChoice
+from zoo.config.gym_packages import import_packages_of
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings, known_settings
 from zoo.config.settings import annotations_of, check_fields, unknown_setting
 from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.hub.download import download_run, is_remote
+from zoo.runs.folder import ARGS_FILE, RunFolder
+from zoo.runs.lookup import find_run, policy_folder
 
 _OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
 """Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
@@ -21,6 +26,22 @@ OF_LEARNING = ("value_lr", "optimizer_kwargs")
 
 _TOKENS = "open it with -params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'"
 _DRAWN_START = "policy_kwargs:{backbone_kwargs: {eval_noise: random}}"
+
+
+def open_run(path: str) -> tuple[RunFolder, Path]:
+    """Return the run of `-i`, here or on the Hub, and the folder of its policy; imports the packages it needs."""
+    if is_remote(path):  # a published run imports nothing unasked
+        run = download_run(path)
+        return run, policy_folder(str(run.path))
+    run = find_run(path)
+    import_packages_of(run.path / ARGS_FILE)
+    return run, policy_folder(path)
+
+
+def options_to_act(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trained environment's options, but for those that change nothing where its policy only acts."""
+    unused = (*TRAINING_ONLY, "num_workers")
+    return {name: value for name, value in options.items() if name not in unused}
 
 
 def given_settings(params: Sequence[str]) -> dict[str, Any]:

@@ -17,18 +17,26 @@ from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
-from zoo.cli.acting import can_sample, check_acting, given_settings, policy_kwargs_of, protocol_of
+from zoo.cli.acting import (
+    can_sample,
+    check_acting,
+    given_settings,
+    open_run,
+    options_to_act,
+    policy_kwargs_of,
+    protocol_of,
+)
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.cli.recipe import recipe_to_act, settings_to_act
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.evaluation_options import carried_options
-from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
-from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
+from zoo.config.gym_packages import import_named_packages, packages_flag
+from zoo.config.run_config import benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
 from zoo.evaluation.protocol import EvaluationProtocol
-from zoo.hub.download import download_run, is_remote
-from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
+from zoo.hub.download import is_remote
+from zoo.runs.folder import RunFolder, folder_name, holds_policy
 from zoo.runs.lookup import find_run, newest_run, policy_folder
 from zoo.runs.shipped_agents import agents_folder, agents_for, is_shipped
 from zoo.yaml_text import read_yaml_mapping
@@ -254,9 +262,8 @@ def _environments(
     trained = {**agent.env_options, **agent.policy.env_options}
     if as_published:
         trained = {name: value for name, value in trained.items() if name in OF_POLICY}
-    unused = (*TRAINING_ONLY, "num_workers")
     asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
-    options = {name: value for name, value in trained.items() if name not in unused} | asked
+    options = options_to_act(trained) | asked
     if unplayed and args.run is not None:
         practised = trained.get("split", "train")
         if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
@@ -267,13 +274,9 @@ def _environments(
 
 def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
     """Return the agent of `-i`, a run here or on the Hub."""
-    remote = is_remote(args.run)
-    run = download_run(args.run) if remote else find_run(args.run)
-    if not remote:  # a published run imports nothing unasked
-        import_packages_of(run.path / ARGS_FILE)
+    run, folder = open_run(args.run)
     config = run.config()
     env = args.env or config.env
-    folder = policy_folder(str(run.path) if remote else args.run)
     departures = [] if env == config.env else [folder_name(env)]
     if folder.resolve() != policy_folder(str(run.path)).resolve():
         departures.append(folder.name)
@@ -282,7 +285,7 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
         policy=resolve_policy(str(folder), suite=find_benchmark(env).suite, settings=kwargs, to_act=True),
         env_options=config.env_options if env == config.env else carried_options(env, config.env_options),
         policy_kwargs=kwargs,
-        output_folder=None if remote or is_shipped(run.path) else run.path,
+        output_folder=None if is_remote(args.run) or is_shipped(run.path) else run.path,
         departures=departures,
     )
 

@@ -12,6 +12,7 @@ import errno
 import faulthandler
 import io
 import json
+import logging
 import os
 import select
 import sys
@@ -62,6 +63,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
     log_to_screen()
+    # Where it cannot write to the home folder it takes a temporary one, which two lines would tell.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     let_waiting_threads_sleep()
     try:
         return _flushed(run, sys.argv[1:] if argv is None else argv)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vla_gym.errors import BadValue, VLAZooError, os_reason
 from zoo.cli.agent import RolloutPlan
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.files import write_text
 from zoo.runs.evaluations import weights_sha256
 from zoo.runs.progress import Progress
@@ -68,20 +68,11 @@ def measure(
 def _record(
     plan: RolloutPlan, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
 ) -> dict[str, Any]:
-    protocol, tasks = envs.protocol(), envs.benchmark.tasks
-    line = protocol_line(
-        plan.env,
-        episodes,
-        tasks,
-        chunk=envs.chunk,
-        actions=actions,
-        start_kind=envs.benchmark.start_kind,
-        render_quality=envs.benchmark.render_quality,
-        own_words=len(protocol["own_instructions"]),
-    )
+    protocol, own_words = envs.protocol(), len(envs.config.own_instructions)
+    line = protocol_line(plan.env, episodes, envs.benchmark, chunk=envs.chunk, actions=actions, own_words=own_words)
     return evaluation_record(
         episodes,
-        tasks,
+        envs.benchmark.tasks,
         env_id=plan.env,
         protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": plan.seed}},
         policy=plan.policy,
@@ -89,7 +80,7 @@ def _record(
         seed=plan.seed,
         deterministic=not plan.protocol.sample,
         rounds=plan.protocol.rounds,
-        summary=with_split(line, protocol["split"]),
+        summary=line,
         **({} if plan.server is None else {"server": plan.server.declaration.to_json()}),
     )
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of
+from zoo.cli.acting import check_acting, given_settings, open_run, options_to_act, policy_kwargs_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.cli.recipe import recipe_to_act, settings_to_act
-from zoo.config.gym_packages import import_named_packages, import_packages_of
-from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
+from zoo.config.gym_packages import import_named_packages
+from zoo.config.run_config import benchmark_options, env_options
 from zoo.evaluation.protocol import EvaluationProtocol
-from zoo.hub.download import download_run, is_remote
-from zoo.runs.folder import ARGS_FILE, CONFIG_FILE, RunFolder, holds_policy
-from zoo.runs.lookup import find_run, policy_folder
+from zoo.hub.download import is_remote
+from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.shipped_agents import local_or_shipped
 from zoo.serving.service_plan import ServicePlan
-
-_UNUSED = (*TRAINING_ONLY, "num_workers")
-"""Options of a trained environment that do not change what a policy sees."""
 
 
 def plan_service(args: argparse.Namespace) -> ServicePlan:
@@ -31,22 +28,17 @@ def plan_service(args: argparse.Namespace) -> ServicePlan:
         raise BadValue("give either -i RUN|CHECKPOINT or --policy NAME (a family or a Hub id), not both or none")
     if args.run is None:
         return _plan(args, args.policy, {})
-    remote = is_remote(args.run)
-    run = download_run(args.run) if remote else _run_around(args.run)
-    if run is None:
+    if not is_remote(args.run) and _is_policy_alone(local_or_shipped(args.run)):
         return _plan(args, str(local_or_shipped(args.run)), {})
-    if not remote:  # a published run imports nothing unasked
-        import_packages_of(run.path / ARGS_FILE)
+    run, folder = open_run(args.run)
     config = run.config()
-    folder = policy_folder(str(run.path) if remote else args.run)
     return _plan(args, str(folder), config.env_options, env=config.env)
 
 
-def _run_around(path: str) -> RunFolder | None:
-    """Return the run that a path is or lies in; None for a folder that holds a policy and no run."""
-    folder = local_or_shipped(path)
+def _is_policy_alone(folder: Path) -> bool:
+    """Whether a folder holds a policy, and neither is a run nor lies in one."""
     inside = any((parent / CONFIG_FILE).is_file() for parent in (folder, *folder.resolve().parents[:2]))
-    return None if holds_policy(folder) and not inside else find_run(path)
+    return holds_policy(folder) and not inside
 
 
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
@@ -94,4 +86,4 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
 
 def _options(own: Mapping[str, Any], choice: PolicyChoice) -> dict[str, Any]:
     """Return the options of the run's or the recipe's environment, as the policy needs them."""
-    return {name: value for name, value in {**own, **choice.env_options}.items() if name not in _UNUSED}
+    return options_to_act({**own, **choice.env_options})

@@ -323,7 +323,7 @@ def check_arithmetic(config: RunConfig) -> None:
         raise BadValue(
             f"GRPO compares the members of a group, got group_size={group}; give at least 2, e.g. group_size:8"
         )
-    if group >= 1 and config.num_envs % group:
+    if config.num_envs % group:
         near = max(group, round(config.num_envs / group) * group)
         raise BadValue(
             f"num_envs={config.num_envs} is not a multiple of group_size={group}: every group needs all its "
@@ -385,7 +385,7 @@ def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadValue(f"{where}: env must be an environment id such as LIBERO-Spatial/3, got {shown(env)}")
     if not isinstance(device, str) or not DEVICE.fullmatch(device):
         raise BadValue(f"{where}: device must be one of auto, cpu, cuda, cuda:<index>, got {shown(device)}")
-    stages = values.get("pipeline_stages", 1)
+    stages = values["pipeline_stages"]
     if stages != "auto":
         check_value(Processes, stages, f"{where}: pipeline_stages")
     others = {name: value for name, value in values.items() if name != "pipeline_stages"}

@@ -36,7 +36,7 @@ class Schedule:
         return self.end + (self.start - self.end) * SHAPES[self.shape](progress_remaining)
 
 
-def build_schedule(value: float | Mapping[str, Any], name: str = "schedule") -> float | Schedule:
+def build_schedule(value: float | Mapping[str, Any], name: str) -> float | Schedule:
     """Return a number as it is and a mapping as a schedule; `name` starts the error message.
 
     Raises `UnknownName` for another schedule or key, `BadValue` for what is no number.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from vla_gym.specs import RenderQuality, Task
+from vla_gym.specs import Benchmark, Task
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.statistics import (
     Comparison,
@@ -149,19 +149,17 @@ def evaluated_line(now: int, episodes: Sequence[EpisodeRecord], *, kept: bool) -
 def protocol_line(
     env_id: str,
     episodes: Sequence[EpisodeRecord],
-    tasks: Sequence[Task],
+    benchmark: Benchmark,
     *,
     chunk: int,
     actions: str,
-    start_kind: str,
-    render_quality: RenderQuality = "full",
-    own_words: int = 0,
+    own_words: int,
 ) -> str:
     """One line that keeps a success rate from being misread.
 
-    `actions` is `VLAPolicy.action_selection_text`, `start_kind` and `render_quality` are `Benchmark`'s. `own_words`
-    tasks have other words than the benchmark's.
+    `actions` is `VLAPolicy.action_selection_text`. `own_words` tasks have other words than the benchmark's.
     """
+    tasks, quality = benchmark.tasks, benchmark.render_quality
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     starts = len({(episode.task_id, episode.trial_id) for episode in episodes})
     times, note = "", ""
@@ -171,13 +169,14 @@ def protocol_line(
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
-    pictures = "" if render_quality == "full" else f", {render_quality} pictures"
+    pictures = "" if quality == "full" else f", {quality} pictures"
     words = f", own words for {own_words} {'task' if own_words == 1 else 'tasks'}" if own_words else ""
-    return (
-        f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {start_kind} on {len(tried)} of "
+    line = (
+        f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {benchmark.start_kind} on {len(tried)} of "
         f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{words}"
         f"{note}"
     )
+    return with_split(line, benchmark.split)
 
 
 def with_split(line: str, split: str | None) -> str:

@@ -19,8 +19,8 @@ WEIGHT_CAP = 2.0
 """Elements above it are left out: RLinf's default for OpenVLA's asynchronous PPO."""
 
 
-def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor, *, cap: float = WEIGHT_CAP) -> Tensor:
-    """w of each element, `[B, L]`, without gradient; 0 where it is above `cap`.
+def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor) -> Tensor:
+    """w of each element, `[B, L]`, without gradient; 0 where it is above `WEIGHT_CAP`.
 
     Both log-probabilities are of the same decisions at the same level. Raises `ValueError` for different shapes.
     """
@@ -30,4 +30,4 @@ def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor,
             f"{tuple(behaviour_logprob_BL.shape)}"
         )
     weight_BL = (proximal_logprob_BL - behaviour_logprob_BL).detach().exp()
-    return torch.where(weight_BL > cap, torch.zeros_like(weight_BL), weight_BL)
+    return torch.where(weight_BL > WEIGHT_CAP, torch.zeros_like(weight_BL), weight_BL)

@@ -151,19 +151,19 @@ class EvaluationCallback(BaseCallback):
         self,
         every: int,
         *,
-        at_start: bool = False,
+        at_start: bool,
         acted_at: int,
         evaluate: Callable[[], list[EpisodeRecord]],
         best: BestPolicy,
         checkpoints: CheckpointCallback,
-        log: EvaluationFile | None,
-        on_best: Callable[[list[EpisodeRecord]], None] | None = None,
+        file: EvaluationFile | None,
+        on_best: Callable[[list[EpisodeRecord]], None],
     ) -> None:
         """`every` 0 evaluates at the end only, `at_start` before the first rollout, too; a policy that has not been
         trained is not kept as the best. `acted_at` is where the run was evaluated last, 0 for never.
 
         `evaluate` raises `Stopped` where some rank is asked to stop; a resumed run then makes up for it. Rank 0 has
-        the `log`. `on_best` is called with the evaluation of each policy that is kept.
+        the `file`, and calls `on_best` with the evaluation of each policy that is kept.
         """
         super().__init__()
         self.last: list[EpisodeRecord] | None = None
@@ -174,7 +174,7 @@ class EvaluationCallback(BaseCallback):
         self._evaluate = evaluate
         self._best = best
         self._checkpoints = checkpoints
-        self._file = log
+        self._file = file
         self._on_best = on_best
 
     def _on_rollout_start(self) -> None:
@@ -199,10 +199,10 @@ class EvaluationCallback(BaseCallback):
         self._acted_at = now
         self.last = episodes
         kept = trained and self._best.offer(self.model.policy, overall_rate(episodes).mean, now)
-        if kept and self._on_best is not None:
-            self._on_best(episodes)
-        # After the policy: what this file has is not evaluated again.
         if self._file is not None:
+            if kept:
+                self._on_best(episodes)
+            # After the policy: what this file has is not evaluated again.
             self._file.add_episodes(now, episodes)
         for name, value in evaluation_metrics(episodes).items():
             self.logger.record(name, value)

@@ -54,21 +54,19 @@ class TrainingFilms(BaseCallback):
 
     model: Any
 
-    def __init__(self, every: int, folder: Path, *, fps: float, resumed_at: int | None = None) -> None:
-        """`resumed_at`: simulator steps of a run that goes on; None for a new one, which is filmed from its start."""
+    def __init__(self, every: int, folder: Path, *, fps: float) -> None:
         super().__init__()
         self._every = every
         self._folder = folder
         self._fps = fps
-        self._filmed_at = -1 if resumed_at is None else resumed_at
-        self._new_run = resumed_at is None
         self._grid: VideoGrid | None = None
         """The film under way."""
 
     def _on_training_start(self) -> None:
-        num_envs = self.model.n_envs
-        # A run that goes on may be in the middle of episodes.
-        self._at_start_N = np.full(num_envs, self._new_run)
+        num_envs, done = self.model.n_envs, self.model.num_timesteps
+        # A run that goes on may be in the middle of episodes; a new one is filmed from its start.
+        self._at_start_N = np.full(num_envs, done == 0)
+        self._filmed_at = done if done else -1
         self._tile_N: list[int | None] = [None] * num_envs
         self._begun = 0
 

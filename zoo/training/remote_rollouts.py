@@ -38,9 +38,9 @@ class RemoteRollouts:
         channel: Channel,
         num_envs: int,
         *,
-        weights: WeightSync | None = None,
-        own: RolloutWorker | None = None,
-        max_staleness: int = 0,
+        weights: WeightSync | None,
+        own: RolloutWorker | None,
+        max_staleness: int,
     ) -> None:
         """`weights`: takes this rank's to ranks that decide with them; None on all actor ranks but the first."""
         self.obs: Observation = {}

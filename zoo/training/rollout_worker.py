@@ -34,7 +34,7 @@ class RolloutWorker:
         channel: Channel,
         num_envs: int,
         *,
-        weights: WeightSync | None = None,
+        weights: WeightSync | None,
     ) -> None:
         """`weights`: brings those of the first actor rank, where this rank does not learn."""
         self.policy = model.policy

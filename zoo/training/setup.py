@@ -236,8 +236,7 @@ class RLTrainer(Trainer):
         callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
         if self.job.films.every:
             fps = float(self.envs.metadata["render_fps"])
-            resumed_at = self.done if self.job.resume is not None else None
-            callbacks.append(TrainingFilms(self.job.films.every, self.videos, fps=fps, resumed_at=resumed_at))
+            callbacks.append(TrainingFilms(self.job.films.every, self.videos, fps=fps))
         return callbacks
 
     def planned_steps(self) -> int:

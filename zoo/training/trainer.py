@@ -21,7 +21,7 @@ from zoo.config.run_config import RunConfig
 from zoo.config.tracking import Tracking
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
@@ -163,7 +163,7 @@ class Trainer:
         return []
 
     def on_best(self, episodes: list[EpisodeRecord]) -> None:
-        """The present policy was kept as the best, by this evaluation."""
+        """The present policy was kept as the best, by this evaluation. Rank 0 alone."""
 
     def planned_steps(self) -> int:
         """Steps at which the run ends."""
@@ -268,8 +268,8 @@ class Trainer:
         return RunLogger(self.run.path, formats, on_error=self._stop_for)
 
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
-        log = self.evaluations
-        evaluated = self.process_group.broadcast_object(log.timesteps if log is not None else [])
+        file = self.evaluations
+        evaluated = self.process_group.broadcast_object(file.timesteps if file is not None else [])
         fresh = 0 if self.keep_until is not None else self.done
         every, at_start = self.evaluation_steps()
         return EvaluationCallback(
@@ -285,8 +285,8 @@ class Trainer:
                 keep_until=None if self.keeps_best else self.keep_until,
             ),
             checkpoints=self.checkpoints,
-            log=log,
-            on_best=self.on_best if log is not None else None,
+            file=file,
+            on_best=self.on_best,
         )
 
     # Its evaluation ---------------------------------------------------------------------------------------
@@ -323,17 +323,14 @@ class Trainer:
         return groups if both else {}
 
     def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
-        line = protocol_line(
+        return protocol_line(
             self.config.eval_env,
             episodes,
-            self.evaluated.tasks,
+            self.evaluated,
             chunk=self.envs.chunk,
             actions=self._actions,
-            start_kind=self.evaluated.start_kind,
-            render_quality=self.evaluated.render_quality,
             own_words=len(self._protocol["own_instructions"]),
         )
-        return with_split(line, self.evaluated.split)
 
     @property
     def _protocol(self) -> Mapping[str, Any]:

@@ -191,6 +191,18 @@ def test_a_crash_in_native_code_shows_where_it_came() -> None:
     assert '"<string>", line 1 in <lambda>' in done.stderr
 
 
+def test_a_home_that_cannot_be_written_is_no_matter_for_a_picture(tmp_path: Path) -> None:
+    (home := tmp_path / "home").touch()  # no folder, so that root cannot write there either
+    program = (
+        "from zoo.cli.main import guarded\ndef draw(argv):\n    import matplotlib\n    return 0\nguarded(draw, [])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name[:3] not in ("MPL", "XDG")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**environ, "HOME": str(home)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
 def test_a_reader_that_leaves_early_is_no_fault(buffering: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)

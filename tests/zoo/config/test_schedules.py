@@ -9,7 +9,7 @@ from zoo.config.schedules import build_schedule
 
 
 def test_a_number_stays_a_number():
-    assert build_schedule(3e-4) == 3e-4
+    assert build_schedule(3e-4, "rate") == 3e-4
 
 
 @pytest.mark.parametrize(("kind", "halfway"), [("constant", 0.4), ("linear", 0.25), ("cosine", 0.25)])
@@ -17,14 +17,14 @@ def test_schedules_start_and_end_where_they_say(kind: str, halfway: float):
     mapping = {"schedule": kind, "start": 0.4}
     if kind != "constant":
         mapping["end"] = 0.1
-    schedule = build_schedule(mapping)
+    schedule = build_schedule(mapping, "rate")
     assert schedule(1.0) == pytest.approx(0.4)
     assert schedule(0.5) == pytest.approx(halfway)
     assert schedule(0.0) == pytest.approx(0.4 if kind == "constant" else 0.1)
 
 
 def test_a_cosine_is_flat_at_both_ends():
-    schedule = build_schedule({"schedule": "cosine", "start": 1.0})
+    schedule = build_schedule({"schedule": "cosine", "start": 1.0}, "rate")
     assert schedule(0.75) == pytest.approx(0.853553, abs=1e-6)
 
 
@@ -35,7 +35,7 @@ def test_a_misspelt_schedule_names_the_nearest():
 
 def test_an_unknown_key_is_refused():
     with pytest.raises(UnknownName, match="start"):
-        build_schedule({"schedule": "linear", "strat": 1.0})
+        build_schedule({"schedule": "linear", "strat": 1.0}, "rate")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_an_unknown_key_is_refused():
 )
 def test_what_is_no_number_is_refused(wrong: object):
     with pytest.raises(BadValue):
-        build_schedule(wrong)  # type: ignore[arg-type]
+        build_schedule(wrong, "rate")  # type: ignore[arg-type]
 
 
 def test_schedules_survive_saving(tmp_path):
     from stable_baselines3 import A2C
 
-    schedule = build_schedule({"schedule": "linear", "start": 1e-3})
+    schedule = build_schedule({"schedule": "linear", "start": 1e-3}, "rate")
     A2C("MlpPolicy", "CartPole-v1", learning_rate=schedule, device="cpu").save(tmp_path / "model")
     assert A2C.load(tmp_path / "model", device="cpu").lr_schedule(0.5) == pytest.approx(5e-4)

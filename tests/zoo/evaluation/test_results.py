@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode, task
+from vla_gym.registry import find_benchmark
+from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import (
     evaluated_line,
     evaluation_metrics,
@@ -72,20 +75,21 @@ def test_an_evaluation_while_training_is_a_line_and_numbers() -> None:
     assert metrics["eval/num_trajectories"] == 3
 
 
+def line_of(episodes: list[EpisodeRecord], *, own_words: int = 0, **benchmark: Any) -> str:
+    """The protocol line of episodes on `TASKS`."""
+    facts = replace(find_benchmark("Toy-Reach"), **{"tasks": tuple(TASKS), "protocol": {}, **benchmark})
+    return protocol_line("E", episodes, facts, chunk=8, actions="as it likes", own_words=own_words)
+
+
 def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
-    line = protocol_line(
-        "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="sampled start states (split test)"
-    )
-    assert line == (
+    assert line_of(EPISODES, split="test", start_kind="sampled start states (split test)") == (
         "E, 3 episodes = 3 of 6 sampled start states (split test) on 2 of 2 tasks, success at any step, "
         "horizon 10 steps, as it likes, chunk 8"
     )
-    fast = protocol_line(
-        "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="start states", render_quality="fast"
-    )
-    assert fast.endswith("as it likes, chunk 8, fast pictures")
-    told = protocol_line("E", EPISODES, TASKS, chunk=8, actions="a", start_kind="start states", own_words=2)
-    assert told.endswith("a, chunk 8, own words for 2 tasks")
+    fast = line_of(EPISODES, protocol={"render_quality": "fast"})
+    assert fast.endswith("as it likes, chunk 8, fast pictures, split train")
+    told = line_of(EPISODES, own_words=2)
+    assert told.endswith("as it likes, chunk 8, own words for 2 tasks, split train")
 
 
 def test_a_protocol_line_names_its_split_once() -> None:
@@ -96,10 +100,10 @@ def test_a_protocol_line_names_its_split_once() -> None:
 
 def test_the_protocol_line_tells_rounds_from_start_states() -> None:
     twice = [replace(episode(0, trial, True), round=number) for trial in range(2) for number in range(3)]
-    line = protocol_line("E", twice, TASKS, chunk=4, actions="actions sampled", start_kind="start states")
+    line = line_of(twice)
     assert line.startswith("E, 6 episodes = 3 rounds of 2 of 6 start states on 1 of 2 tasks, ")
-    assert line.endswith("intervals by start state (its rounds are not independent)")
-    once = protocol_line("E", EPISODES, TASKS, chunk=4, actions="actions sampled", start_kind="start states")
+    assert line.endswith("intervals by start state (its rounds are not independent), split train")
+    once = line_of(EPISODES)
     assert once.startswith("E, 3 episodes = 3 of 6 start states on 2 of 2 tasks, ")
     assert "rounds" not in once
 

@@ -19,9 +19,9 @@ def logs(*numbers: float) -> torch.Tensor:
 
 
 def test_weights_are_ratios_up_to_the_cap():
-    # 0.3/0.2 = 1.5; 0.1/0.2 = 0.5; 0.5/0.2 = 2.5 is above 2; 0.4/0.2 = 2 is not.
-    weight_BL = importance_weight(logs(0.3, 0.1, 0.5, 0.4), logs(0.2, 0.2, 0.2, 0.2), cap=2.0 + 1e-6)
-    torch.testing.assert_close(weight_BL, torch.tensor([[1.5, 0.5, 0.0, 2.0]]))
+    # 0.3/0.2 = 1.5; 0.1/0.2 = 0.5; 0.5/0.2 = 2.5 is above 2; 0.39/0.2 = 1.95 is not.
+    weight_BL = importance_weight(logs(0.3, 0.1, 0.5, 0.39), logs(0.2, 0.2, 0.2, 0.2))
+    torch.testing.assert_close(weight_BL, torch.tensor([[1.5, 0.5, 0.0, 1.95]]))
 
 
 def test_fresh_decisions_weigh_exactly_one():

@@ -67,8 +67,10 @@ def test_groups_are_filmed_round_by_round(written: dict[str, VideoGrid]) -> None
 
 
 def test_a_run_that_goes_on_is_filmed_when_the_next_film_is_due(written: dict[str, VideoGrid]) -> None:
-    film = TrainingFilms(10_000, Path("unused"), fps=10.0, resumed_at=5_000)
-    learn(PPO, 60, film, n_steps=3, batch_size=12, n_epochs=1)
+    film = TrainingFilms(10_000, Path("unused"), fps=10.0)
+    model = learn(PPO, 60, film, n_steps=3, batch_size=12, n_epochs=1)
+    written.clear()
+    model.learn(60, callback=TrainingFilms(10_000, Path("unused"), fps=10.0), reset_num_timesteps=False)
     assert written == {}
 
 

@@ -95,7 +95,7 @@ class Pair:
         self.worker = RolloutWorker(self.model, PLACEMENT, ROLLOUT, worker_channel, 4, weights=weights[1])
         channel: Any = self.channel
         self.source = RemoteRollouts(
-            self.learner, PLACEMENT, ACTOR, channel, 4, weights=weights[0], max_staleness=max_staleness
+            self.learner, PLACEMENT, ACTOR, channel, 4, weights=weights[0], own=None, max_staleness=max_staleness
         )
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
