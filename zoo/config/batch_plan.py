@@ -119,18 +119,21 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
 
 
 def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size: int) -> None:
-    """Raise `BadValue` unless ranks get equal shares, and stages equal parts of those, without cutting a group."""
+    """Raise `BadValue` unless ranks get equal shares, and stages equal parts of those, without cutting a group.
+
+    A run that goes on keeps its environments, and can be given other ranks or stages alone.
+    """
     unit = num_ranks * num_stages * group_size
     if num_envs % unit == 0:
         return
-    nearest = f"--num-envs {nearest_multiples(num_envs, unit)}"
+    nearest = f"--num-envs {nearest_multiples(num_envs, unit)} for a new run"
     others = []
     groups = num_envs // group_size
     if num_envs % group_size == 0 and groups % num_ranks == 0:
         near = nearest_divisor(groups // num_ranks, num_stages)
         others.append(f"--pipeline-stages {near}")
     elif num_envs % group_size == 0:
-        others.append(f"{nearest_divisor(groups, num_ranks)} ranks")
+        others.append(_ranks(nearest_divisor(groups, num_ranks)))
     raise BadValue(
         f"num_envs={num_envs} is not a multiple of ranks x pipeline stages x group_size = {num_ranks} x {num_stages} x "
         f"{group_size} = {unit}: every rank gets as many environments, every stage as many of those, and a group stays "
@@ -142,9 +145,14 @@ def check_dealing(batch_size: int, num_ranks: int, setting: str = "--batch-size"
     """Raise `BadValue` unless every rank gets as many frames of an update; `setting` counts them."""
     if batch_size % num_ranks:
         raise BadValue(
-            f"{setting} {batch_size} cannot be dealt evenly to {num_ranks} processes. Nearest allowed: "
-            f"{setting} {nearest_multiples(batch_size, num_ranks)}"
+            f"{setting} {batch_size} cannot be dealt evenly to {num_ranks} ranks. Nearest allowed: "
+            f"{setting} {nearest_multiples(batch_size, num_ranks)} for a new run, or "
+            f"{_ranks(nearest_divisor(batch_size, num_ranks))}"
         )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def nearest_multiples(wanted: int, unit: int) -> str:

@@ -70,7 +70,7 @@ def test_no_number_of_a_rollout_is_drawn_again() -> None:
 
 def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
     anchor(batch_size=4, size=2)
-    with pytest.raises(BadValue, match=r"bc_batch_size 3 cannot be dealt evenly to 2 processes\. Nearest.* 2 or 4"):
+    with pytest.raises(BadValue, match=r"bc_batch_size 3 cannot be dealt evenly to 2 ranks\. Nearest.* 2 or 4"):
         anchor(batch_size=3, size=2)
 
 

@@ -51,13 +51,13 @@ def test_a_minibatch_is_at_most_the_rollout():
     ("numbers", "says"),
     [
         # 60 = 2 x 2 x 15 does not divide by 8; of its divisors 6 is nearest to 8 ranks.
-        ((60, 8, 1, 1), "--num-envs 56 or 64, or 6 ranks"),
+        ((60, 8, 1, 1), "--num-envs 56 or 64 for a new run, or 6 ranks"),
         # 24 envs on 4 ranks are 6 each, which 4 stages do not cut equally, but 3 do.
-        ((24, 4, 4, 1), "--num-envs 16 or 32, or --pipeline-stages 3"),
+        ((24, 4, 4, 1), "--num-envs 16 or 32 for a new run, or --pipeline-stages 3"),
         # 3 groups of 8 on 2 ranks: a group would be cut.
-        ((24, 2, 1, 8), "--num-envs 16 or 32, or 1 ranks"),
+        ((24, 2, 1, 8), "--num-envs 16 or 32 for a new run, or 1 rank"),
         # Less than one group for each rank.
-        ((4, 2, 1, 4), "--num-envs 8, or 1 ranks"),
+        ((4, 2, 1, 4), "--num-envs 8 for a new run, or 1 rank"),
     ],
 )
 def test_misfits_name_the_nearest_numbers(numbers: tuple[int, int, int, int], says: str):
@@ -72,7 +72,10 @@ def test_what_divides_passes():
     check_division(64, num_ranks=4, num_stages=2, group_size=8)
 
 
-@pytest.mark.parametrize(("size", "ranks", "nearest"), [(10, 4, "8 or 12"), (3, 4, "4")])
+@pytest.mark.parametrize(
+    ("size", "ranks", "nearest"),
+    [(10, 4, "8 or 12 for a new run, or 5 ranks"), (3, 4, "4 for a new run, or 3 ranks")],
+)
 def test_frames_are_dealt_evenly(size: int, ranks: int, nearest: str):
     with pytest.raises(BadValue, match=f"Nearest allowed: --batch-size {nearest}$"):
         check_dealing(size, ranks)

@@ -45,7 +45,7 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
         check_startable(plan)
     for settings in ({}, {"bc_batch_size": None, "batch_size": 9}):
         config = replace(plan.config, algo_kwargs={**imitated, **settings})
-        with pytest.raises(BadValue, match="bc_batch_size 9 cannot be dealt evenly to 2 processes"):
+        with pytest.raises(BadValue, match="bc_batch_size 9 cannot be dealt evenly to 2 ranks"):
             RunPlan.resolve(config, num_ranks=2)
 
 
