@@ -5,7 +5,7 @@
     ├── BadValue           a value outside what is allowed
     ├── MissingDependency  an extra, a system library, an asset (names the command that brings it)
     ├── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
-    ├── LostRank           another process of a run on several ended; its own message says why
+    ├── LostRank           another process of a run on several ended, or does not answer
     └── ServerFailed       a policy server cannot be reached, refuses, or answers wrongly
 
 The command line turns each into one line and exit code 2. `WorkerRestarted` is the only warning.
@@ -40,7 +40,7 @@ class WorkerFailed(VLAZooError, RuntimeError):
 
 
 class LostRank(VLAZooError, RuntimeError):
-    """Another process of the same run ended."""
+    """Another process of the same run ended, or does not answer."""
 
 
 class ServerFailed(VLAZooError, RuntimeError):

@@ -72,6 +72,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             time.sleep(_LAUNCHER_SECONDS)
+            # The launcher is told of nobody that ended before: the lost one hangs, or was another machine's.
+            write_error_file(one_line(str(error)))
         return 2
     except VLAZooError as error:
         # Before processes meet each of them sees the same mistake; afterwards it may be one rank's own.

@@ -165,21 +165,21 @@ class ProcessGroup:
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """Context manager that raises `LostRank` for a broken connection to another rank."""
+    """Context manager that raises `LostRank` for a broken connection to another rank, and for one that is silent."""
     try:
         yield
-    except dist.DistError as error:
-        raise LostRank(_LOST) from error
     except RuntimeError as error:
+        said = str(error).lower()
         # gloo has no exception of its own.
-        if not any(sign in str(error).lower() for sign in _GLOO_SIGNS):
+        if not isinstance(error, dist.DistError) and not any(sign in said for sign in _GLOO_SIGNS):
             raise
-        raise LostRank(_LOST) from error
+        raise LostRank(_SILENT if "timed out" in said else _LOST) from error
 
 
 _flag_numbers = itertools.count(1)
 """Of the process, whose models share one store: what one of them has set must not stop another."""
-_LOST = "another process of the run ended; its own message says why"
+_LOST = "another process of the run, or its launcher, ended; its own message says why"
+_SILENT = "another process of the run has not answered in time: it hangs or is stopped, or its machine is out of reach"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import zoo
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, LostRank
 from zoo.cli.main import COMMANDS, guarded, main, report_error
 
 
@@ -246,6 +246,21 @@ def test_a_rank_names_itself_and_leaves_the_line_for_the_launcher(
     # The first reason is the one that counts.
     report_error("and then", every_rank=False)
     assert json.loads(file.read_text())["message"] == "lost"
+
+
+def test_the_launcher_is_told_of_a_lost_rank_that_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(argv: Sequence[str]) -> int:
+        raise LostRank("another has not answered")
+
+    file = tmp_path / "error.json"
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("TORCHELASTIC_ERROR_FILE", str(file))):
+        monkeypatch.setenv(name, value)
+    # Until then the launcher could still report the other's own message.
+    monkeypatch.setattr("zoo.cli.main.time.sleep", lambda _: file.exists() and pytest.fail("told too early"))
+    assert guarded(fail, []) == 2
+    assert json.loads(file.read_text())["message"] == "another has not answered"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.zoo.launching import free_port
 from vla_gym.errors import BadValue
 from zoo.distributed.process_group import ProcessGroup, backends, check_device, join, launched_processes
 
@@ -120,3 +125,36 @@ def test_each_device_has_its_backend_and_a_cpu_machine_no_nccl(device: str, want
     # Gloo's part meets under the name of the first device: on every machine the same.
     assert next(iter(found)) == "cpu"
     assert "nccl" not in found.values() or device == "cuda"
+
+
+SILENT_RANK = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from zoo.distributed.process_group import lost_ranks
+dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+dist.barrier()
+if dist.get_rank() == 1:
+    sys.stdin.read()
+with lost_ranks():
+    dist.all_reduce(torch.zeros(1))
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_does_not_answer_is_not_said_to_have_ended() -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "-c", SILENT_RANK],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **meeting, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    )
+    _, said = first.communicate(timeout=120)
+    second.communicate(timeout=120)
+    assert first.returncode == 1
+    assert "LostRank: another process of the run has not answered in time: it hangs or is stopped" in said
