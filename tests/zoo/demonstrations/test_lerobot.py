@@ -192,6 +192,27 @@ def test_one_episode_of_a_table_is_in_memory(
         np.testing.assert_array_equal(episode.images["image"], noise[np.array(rows) == number])
 
 
+@pytest.mark.parametrize("kind", ["texts", "pictures", "lists", "numbers"])
+def test_a_small_table_does_not_fill_the_memory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is equal in many rows stands in the file once."""
+    pa, pq = lr.parquet()
+    text = pa.array(["x" * 1000] * 2000)
+    column = {
+        "texts": text,
+        "pictures": pa.StructArray.from_arrays([text.cast(pa.binary())], ["bytes"]),
+        "lists": pa.array([[0.0] * 300_000]),
+        "numbers": pa.array([7] * 300_000),
+    }[kind]
+    path = tmp_path / "file.parquet"
+    pq.write_table(pa.table({"other": column, "column": column}), path, compression="zstd")
+    monkeypatch.setattr(lr, "MOST_BYTES", 1_000_000)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(BadValue, match=r"file.parquet' has \d{7} bytes or more to be read at once; at most 1000000"):
+        lr.read_table(path, ["column"])
+    monkeypatch.setattr(lr, "MOST_BYTES", 10_000_000)
+    assert lr.read_table(path, ["column"]).column("column").to_pylist() == column.to_pylist()
+
+
 def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
     root = tmp_path / "d"
     LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
