@@ -151,7 +151,10 @@ class Cameras:
             chunk_index=row[f"videos/{key}/chunk_index"],
             file_index=row[f"videos/{key}/file_index"],
         )
-        return path, round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        if first < 0:
+            raise BadValue(f"episode {row['episode_index']} of '{self._root}' begins before its video '{path}'")
+        return path, first
 
     def _in_video(self, path: Path, first: int, key: str, count: int) -> np.ndarray:
         video = self._videos.get(key)

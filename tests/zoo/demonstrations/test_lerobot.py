@@ -353,6 +353,7 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
             r"task 0 of '.*tasks.parquet' has no sentence",
         ),
         (lambda root: change_table(root, ROWS, length=None), "KeyError"),
+        (lambda root: change_table(root, ROWS, **{FROM: [-0.1]}), r"episode 0 of .* begins before its video"),
         (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
         (
             lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]),
