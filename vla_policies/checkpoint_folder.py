@@ -230,16 +230,39 @@ def as_trained(folder: Path, request: Request) -> Request:
 
 @contextmanager
 def damage_reported(folder: Path) -> Iterator[None]:
-    """Context manager that names the folder where a damaged file raises what no check has named."""
+    """Context manager that names the folder where a damaged file raises what no check has named, or where another
+    folder takes its place meanwhile."""
+    opened = _number_of(folder)
     try:
         yield
-    except VLAZooError:
-        raise
-    except _DAMAGE as error:
+    except (VLAZooError, *_DAMAGE) as error:
+        _check_in_place(folder, opened)
+        if isinstance(error, VLAZooError):
+            raise
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise
         cause = shorten(f"{type(error).__name__}: {error}", 200)
         raise BadValue(f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})") from error
+    _check_in_place(folder, opened)
+
+
+def replaced(folder: Path) -> BadValue:
+    """Return the error for a folder that was another one when its first file was read, as a run's `best/` may be."""
+    return BadValue(f"'{folder}' was replaced or removed while it was opened, as by a run that trains; try again")
+
+
+def _check_in_place(folder: Path, opened: int | None) -> None:
+    """Raise `BadValue` unless `folder` still has the number that it had when it was opened."""
+    if _number_of(folder) != opened:
+        raise replaced(folder)
+
+
+def _number_of(folder: Path) -> int | None:
+    """Number of a folder in its file system, which another in its place has not."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
 
 
 def read_contents(folder: Path, base_name: str | None = None) -> Contents:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import mock_checkpoints
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies import Conventions, VLAPolicy
+from vla_policies import Conventions, VLAPolicy, loading
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, read_header
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
@@ -278,6 +278,25 @@ def test_a_damaged_folder_is_named_with_the_cause(
     assert cause in message
     assert "\n" not in message
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("step", ["check_certificate", "read_contents"])
+def test_a_folder_that_a_run_replaces_while_it_is_opened(
+    step: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate of one policy beside the weights of the next is no damage, and no policy either."""
+    other, opened = tmp_path / "other", getattr(loading, step)
+    VLAPolicy.from_pretrained(folder, device="cpu").save_pretrained(other)
+
+    def replaced(*args: object, **settings: object) -> object:
+        found = opened(*args, **settings)
+        folder.rename(tmp_path / "former")
+        other.rename(folder)
+        return found
+
+    monkeypatch.setattr(loading, step, replaced)
+    with pytest.raises(BadValue, match="was replaced or removed while it was opened, as by a run that trains; try ag"):
+        VLAPolicy.from_pretrained(folder, device="cpu")
 
 
 def test_a_family_that_is_no_name_is_one_line(folder: Path) -> None:

@@ -56,7 +56,7 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
     _children[module] = child
 
 
-def _memory_file() -> BinaryIO:
+def memory_file() -> BinaryIO:
     """An empty file, in memory where the system offers that."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("child"), "w+b")
@@ -67,7 +67,7 @@ class _Child:
     """The parent's end of a child process."""
 
     def __init__(self, module: str) -> None:
-        self._output = _memory_file()
+        self._output = memory_file()
         self._connection, other_end = socket.socketpair()
         with other_end:
             self._process = subprocess.Popen(  # noqa: S603  our own modules

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -162,15 +163,36 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] | None = None, fin
 
 def read_pt(path: Path) -> dict[str, Tensor]:
     """A torch state dict, the `module.` of data-parallel training taken off its keys."""
+    check_no_pipe(path)
+    _check_fetched(path)
     try:
+        _check_not_packed(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling reports damage by many types, none of them of one base
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadValue(f"'{path}' cannot be read as tensors: {first_line}") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadValue(f"'{path}' must hold a mapping of names to tensors, got {type(state).__name__}")
+    for name, tensor in state.items():
+        _check_written_out(path, str(name), tensor)
     check_finite(path, state)
     return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def _check_not_packed(path: Path) -> None:
+    """Raise `ValueError` for an archive of more bytes than its file has: they may fill the memory."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > path.stat().st_size:
+            raise ValueError(f"it is packed, {size} bytes in a file of {path.stat().st_size}; torch.save packs nothing")
+
+
+def _check_written_out(path: Path, name: str, tensor: Tensor) -> None:
+    """Raise `BadValue` for a tensor that is not plain, or has more numbers than the file: one may stand for 10^12."""
+    plain = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise BadValue(f"'{path}' holds {shown(name)} as a sparse, quantized or expanded tensor, not a plain one")
 
 
 def one_file(folder: Path, pattern: str) -> Path | None:
@@ -228,7 +250,10 @@ def write_text(path: Path, content: str) -> None:
 
 
 def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Raise `BadValue` unless both hold the same names and shapes; what differs is named."""
+    """Raise `BadValue` unless both hold the same names, shapes and kinds of numbers; what differs is named.
+
+    Of tensors on the meta device only names and shapes are compared.
+    """
     faults = []
     if missing := sorted(wanted.keys() - got.keys()):
         faults.append(f"missing {_listed(missing)}")
@@ -237,6 +262,8 @@ def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Te
     for name in sorted(wanted.keys() & got.keys()):
         if got[name].shape != wanted[name].shape:
             faults.append(f"'{name}' is {tuple(got[name].shape)}, the model needs {tuple(wanted[name].shape)}")
+        elif not got[name].is_meta and got[name].is_floating_point() != wanted[name].is_floating_point():
+            faults.append(f"'{name}' holds {got[name].dtype}, the model needs {wanted[name].dtype}")
     if faults:
         raise BadValue(f"'{path}' does not fit its {CONFIG_FILE}: {'; '.join(faults[:8])}")
 

@@ -34,12 +34,17 @@ def measure(
 ) -> tuple[str, dict[str, Any]]:
     """Play the plan's episodes; returns the table of success and the record as JSON values.
 
+    `weights` is their `weights_of`; raises `BadValue` where the policy that is opened has others.
     An error of the kind that users meet (a policy server or a simulator that is gone) leaves the finished episodes in
     the file `partial`, and says so.
     """
+    from vla_policies.checkpoint_folder import replaced
     from zoo.cli.open_agent import open_rollout, play
 
     policy, envs = open_rollout(plan)
+    if weights_of(plan) != weights:  # a run that trains may replace its best/ at any time
+        envs.close()
+        raise replaced(Path(plan.policy))
     bar = Progress(len(plan.episodes), on=progress, unit="episode")
     finished: list[EpisodeRecord] = []
 

@@ -64,6 +64,8 @@ MOST_BYTES = 4 * 2**30
 """Of the pictures of one camera in one episode, or of one table, uncompressed."""
 MOST_ROWS = 5 * 10**7
 """Of one table; RT-X as a whole has 10^8 frames in thousands of files."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+"""Bytes of a number by parquet's name of its type; texts and pictures have none."""
 _FIELD = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?\d{1,2}d?)?\}")
 
 
@@ -95,11 +97,19 @@ def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collectio
 
     lerobot writes a group for each episode. Raises `BadValue` for what would fill the memory.
     """
+    pa, _ = parquet()
     names = [name for name in file.schema_arrow.names if columns is None or name in columns]
-    size = sum(_bytes_of(file.metadata.row_group(group), names) for group in groups)
-    if size > MOST_BYTES:
-        raise BadValue(f"'{path}' has {size} bytes to be read at once; at most {MOST_BYTES} are")
-    return file.read_row_groups(list(groups), columns=names)
+    parts = [part for group in groups for part in _parts(file.metadata.row_group(group), names)]
+    _check_bytes(path, sum(_bytes_of(part) for part in parts))
+    # A text that stands in the file once may be that of every row: what is read at a time has room in any case.
+    longest = sum(part.total_uncompressed_size for part in parts if part.physical_type not in _WIDTHS)
+    rows = max(1, min(MOST_BYTES // 8 // max(1, longest), file.metadata.num_rows))
+    batches, size = [], 0
+    for batch in file.iter_batches(rows, list(groups), names):
+        size += batch.nbytes
+        _check_bytes(path, size)
+        batches.append(batch)
+    return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
 
 
 def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
@@ -108,11 +118,21 @@ def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
         return read_groups(file, path, range(file.num_row_groups), columns)
 
 
-def _bytes_of(group: Any, names: Collection[str]) -> int:
-    """Uncompressed bytes of a row group's columns `names`, of which a nested one has several parts."""
+def _check_bytes(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise BadValue(f"'{path}' has {size} bytes or more to be read at once; at most {MOST_BYTES} are")
+
+
+def _parts(group: Any, names: Collection[str]) -> list[Any]:
+    """Columns `names` of a row group, of which a nested one has several parts."""
     parts = (group.column(number) for number in range(group.num_columns))
     starts = tuple(f"{name}." for name in names)
-    return sum(part.total_uncompressed_size for part in parts if f"{part.path_in_schema}.".startswith(starts))
+    return [part for part in parts if f"{part.path_in_schema}.".startswith(starts)]
+
+
+def _bytes_of(part: Any) -> int:
+    """Bytes of a column, of texts at least: in the file equal numbers may stand as one and how often."""
+    return max(part.total_uncompressed_size, part.num_values * _WIDTHS.get(part.physical_type, 0))
 
 
 def columns_of(path: Path) -> list[str]:

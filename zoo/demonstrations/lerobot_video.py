@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
@@ -17,6 +16,7 @@ from PIL import Image
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import check_no_pipe, inside
+from vla_gym.system.child import memory_file
 from vla_gym.video.ffmpeg import find_ffmpeg
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.stored_pictures import StoredPictures
@@ -151,7 +151,10 @@ class Cameras:
             chunk_index=row[f"videos/{key}/chunk_index"],
             file_index=row[f"videos/{key}/file_index"],
         )
-        return path, round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        if first < 0:
+            raise BadValue(f"episode {row['episode_index']} of '{self._root}' begins before its video '{path}'")
+        return path, first
 
     def _in_video(self, path: Path, first: int, key: str, count: int) -> np.ndarray:
         video = self._videos.get(key)
@@ -198,7 +201,7 @@ def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int)
     height, width = images[0].shape[1:3]
     command = _encoding(path, f"{width}x{height}", lr.pixel_format(width, crf), fps=fps, crf=crf)
     with (
-        tempfile.TemporaryFile() as log,
+        memory_file() as log,
         # `imageio_ffmpeg.write_frames` would not say how it ended. Ctrl-C is for us alone.
         subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, process_group=0) as process,  # noqa: S603 - as above
     ):
@@ -236,7 +239,7 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
         raise BadValue(f"the dataset lacks '{path}'")
     # `imageio_ffmpeg.read_frames` would leave its pipes open.
     with (
-        tempfile.TemporaryFile() as log,
+        memory_file() as log,
         subprocess.Popen(_decoding(path), stdout=subprocess.PIPE, stderr=log) as process,  # noqa: S603 - our own ffmpeg
     ):
         assert process.stdout is not None

@@ -23,7 +23,7 @@ import yaml
 
 from vla_gym import __version__
 from vla_gym.errors import BadValue, os_reason, shown
-from vla_gym.reading import check_no_pipe
+from vla_gym.reading import check_no_pipe, inside
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.files import quoted, write_text
 from zoo.yaml_text import read_yaml_mapping
@@ -154,8 +154,10 @@ def describe_run(
 
 
 def _open_commands(run: RunFolder) -> TextIO:
-    check_no_pipe(run.path / COMMAND_FILE)
-    return (run.path / COMMAND_FILE).open("a", encoding="utf-8")
+    """Open `command.txt` for appending; raises `BadValue` for a pipe and for a link to a file elsewhere."""
+    path = inside(run.path, COMMAND_FILE, run.path)
+    check_no_pipe(path)
+    return path.open("a", encoding="utf-8")
 
 
 @contextmanager

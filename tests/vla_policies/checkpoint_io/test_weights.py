@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,42 @@ def test_nothing_but_tensors_is_unpickled(tmp_path: Path) -> None:
         weights.read_pt(path)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(10**12),
+        torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (10**12,), check_invariants=True),
+        torch.empty(2, device="meta"),
+    ],
+    ids=["expanded", "sparse", "meta"],
+)
+def test_a_pt_file_holds_every_number_of_its_tensors(tensor: torch.Tensor, tmp_path: Path) -> None:
+    # The sum of 10^12 numbers, all of them one of the file's, would take an hour.
+    torch.save({"weight": tensor}, tmp_path / "head.pt")
+    with pytest.raises(BadValue, match="'weight' as a sparse, quantized or expanded tensor"):
+        weights.read_pt(tmp_path / "head.pt")
+
+
+def test_a_packed_pt_file_is_not_unpacked(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(10**6)}, tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "head.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    assert (tmp_path / "head.pt").stat().st_size < 10**5
+    with pytest.raises(BadValue, match="cannot be read as tensors: it is packed, 40"):
+        weights.read_pt(tmp_path / "head.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_weights_of_another_kind_of_number_raise(dtype: torch.dtype) -> None:
+    with pytest.raises(BadValue, match=f"'weight' holds {dtype}, the model needs torch.float32"):
+        weights.check_tensors(Path("x"), {"weight": torch.ones(2).to(dtype)}, {"weight": torch.ones(2)})
+    weights.check_tensors(Path("x"), {"weight": torch.ones(2).half()}, {"weight": torch.ones(2)})
+
+
 def test_several_files_of_one_kind_raise(tmp_path: Path) -> None:
     assert weights.one_file(tmp_path, "head--*.pt") is None
     (tmp_path / "head--1.pt").touch()
@@ -118,7 +155,7 @@ def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -
         weights.fill(layer, {"weight": tensors["weight"], "basi": tensors["bias"]}, tmp_path, dtypes.get)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, samples_sha256])
+@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, weights.read_pt, samples_sha256])
 def test_a_pipe_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(BadValue, match="is no regular file, but a pipe"):

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from vla_gym.errors import ServerFailed, VLAZooError
+import vla_gym
+from vla_gym.errors import BadValue, ServerFailed, VLAZooError
+from vla_policies import VLAPolicy
 from zoo import collect, compare, evaluate, record_video
-from zoo.cli.measuring import partial_file
+from zoo.cli.agent import plan_rollout
+from zoo.cli.measuring import measure, partial_file, weights_of
 from zoo.serving.declaration import Declaration
 
 from ..serving.conftest import Serving, declaration, echo, serving
@@ -99,6 +102,22 @@ def test_compare_plays_a_served_policy_from_the_same_start_states(
 def test_compare_says_which_flags_go_together(argv: list[str], said: str) -> None:
     with pytest.raises(VLAZooError, match=said):
         compare.run(argv)
+
+
+def test_a_record_is_of_the_weights_that_acted(tmp_path: Path) -> None:
+    """A run that trains replaces its best/ between the hash of the weights and their opening."""
+    argv = ["--env", "Toy-Reach", "--eval-episodes", "1", "--num-envs", "1", "--device", "cpu", "--policy"]
+    envs = vla_gym.make_vec("Toy-Reach", 1)
+    spaces = envs.single_observation_space, envs.single_action_space
+    envs.close()
+    for name in ("first", "second"):
+        VLAPolicy(*spaces, lambda _: 1e-3, backbone="nano").save_pretrained(tmp_path / name)
+    plan = plan_rollout(evaluate.parser().parse([*argv, str(tmp_path / "first")]), episodes=1, unplayed=True)
+    weights = weights_of(plan)
+    (tmp_path / "first").rename(tmp_path / "former")
+    (tmp_path / "second").rename(tmp_path / "first")
+    with pytest.raises(BadValue, match="first' was replaced or removed while it was opened"):
+        measure(plan, weights=weights, partial=tmp_path / "partial.json", progress=False)
 
 
 def test_the_file_of_what_was_finished() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,27 @@ def test_one_episode_of_a_table_is_in_memory(
         np.testing.assert_array_equal(episode.images["image"], noise[np.array(rows) == number])
 
 
+@pytest.mark.parametrize("kind", ["texts", "pictures", "lists", "numbers"])
+def test_a_small_table_does_not_fill_the_memory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is equal in many rows stands in the file once."""
+    pa, pq = lr.parquet()
+    text = pa.array(["x" * 1000] * 2000)
+    column = {
+        "texts": text,
+        "pictures": pa.StructArray.from_arrays([text.cast(pa.binary())], ["bytes"]),
+        "lists": pa.array([[0.0] * 300_000]),
+        "numbers": pa.array([7] * 300_000),
+    }[kind]
+    path = tmp_path / "file.parquet"
+    pq.write_table(pa.table({"other": column, "column": column}), path, compression="zstd")
+    monkeypatch.setattr(lr, "MOST_BYTES", 1_000_000)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(BadValue, match=r"file.parquet' has \d{7} bytes or more to be read at once; at most 1000000"):
+        lr.read_table(path, ["column"])
+    monkeypatch.setattr(lr, "MOST_BYTES", 10_000_000)
+    assert lr.read_table(path, ["column"]).column("column").to_pylist() == column.to_pylist()
+
+
 def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
     root = tmp_path / "d"
     LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
@@ -204,6 +226,14 @@ def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -
     assert np.asarray(first.images["image"]).shape == first.images["image"].shape == (3, 16, 16, 3)
     with pytest.raises(BadValue, match=r"pictures of several sizes: \[\(16, 16, 3\), \(16, 24, 3\)\]"):
         np.asarray(second.images["image"])
+
+
+def test_pictures_are_read_where_temporary_files_have_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full /tmp is no damage of the dataset."""
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(3)], tried=1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    (episode,) = read_dataset(tmp_path / "d")
+    assert np.asarray(episode.images["image"]).shape == (3, 16, 16, 3)
 
 
 def test_a_video_that_ends_too_early_says_so_when_it_is_read(tmp_path: Path) -> None:
@@ -332,6 +362,7 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
             r"task 0 of '.*tasks.parquet' has no sentence",
         ),
         (lambda root: change_table(root, ROWS, length=None), "KeyError"),
+        (lambda root: change_table(root, ROWS, **{FROM: [-0.1]}), r"episode 0 of .* begins before its video"),
         (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
         (
             lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]),

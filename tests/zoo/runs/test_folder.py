@@ -166,3 +166,13 @@ def test_a_pipe_in_place_of_the_commands_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "command.txt")
     with pytest.raises(BadValue, match="no regular file, but a pipe"), locked(RunFolder(tmp_path)):
         pass
+
+
+def test_a_link_in_place_of_command_txt_is_not_followed(tmp_path: Path) -> None:
+    """A folder from elsewhere may not have a line written into another file of the user's."""
+    mine, run = tmp_path / "mine.txt", RunFolder(tmp_path / "run")
+    mine.touch()
+    run.path.mkdir()
+    (run.path / "command.txt").symlink_to(mine)
+    with pytest.raises(BadValue, match=r"names 'command.txt', which links to a place outside"), locked(run):
+        pass
