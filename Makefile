@@ -9,7 +9,7 @@ EXTRAS ?= libero,metaworld,maniskill,dev
 # The environment is brought up to date when what it is made from changes, and only then.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS); pwd -P) | sha256sum | cut -c1-16)
 
-# A size that two cores finish in less than five minutes, with shorter rollouts than the recipe's; more: make train TRAIN_ARGS="-n 1000000 -P"
+# A size that two cores finish in less than five minutes, with shorter rollouts than the recipe's; the recipe: make train TRAIN_ARGS="-P"
 TRAIN_ARGS ?= -n 4096 -params learning_rate:1e-5 n_steps:32 batch_size:256 --eval-episodes 10 --seed 0
 # Learned all of LIBERO-130 from demonstrations; fresh weights: make train TRAIN_POLICY=nano
 TRAIN_POLICY ?= agents/sft/LIBERO-130

@@ -69,8 +69,8 @@ def new_lists(count: int, resources: mujoco.MjrContext) -> int:
 
     Geometries count lists from MuJoCo's first mesh (`dataid`), and `mjr_render` draws none below it. GL may give any
     free numbers: Mesa 25 gives the lowest. `glGenLists` of enough to get above them makes an empty list for each, and
-    where blocks come after all that were ever used, as of Mesa 22, three times as many from scene to scene. So these
-    are the first free numbers that are high enough, made by `glNewList`.
+    where blocks come after all that were ever used, as of Mesa 22, several times as many from scene to scene. So
+    these are the first free numbers that are high enough, made by `glNewList`.
     """
     from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
 
