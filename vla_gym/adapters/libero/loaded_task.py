@@ -95,6 +95,7 @@ class LoadedScene:
                 textures=textures,
                 meshes=self._simple_meshes() if quality == "fast" else None,
                 sift=True,
+                exact=quality == "full",
             )
         forget_textures(self.model)
         self.lamps = [(lamp, float(self.model.site_rgba[lamp.site, 3])) for lamp in stored.lamps]

@@ -93,10 +93,14 @@ class OscPose:
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
         self._model, self._data, self._site = model, data, index.site
-        self._qpos, self._qvel = list(index.qpos), list(index.qvel)
-        self._actuators, self._fingers = list(index.actuators), list(index.gripper_actuators)
-        self._torque_low, self._torque_high = model.actuator_ctrlrange[self._actuators].T.copy()
-        low, high = model.actuator_ctrlrange[self._fingers].T
+        self._joints = span(index.qvel)
+        self._joint_pos, self._joint_vel = data.qpos[span(index.qpos)], data.qvel[self._joints]
+        self._joint_bias, self._velocity = data.qfrc_bias[self._joints], data.qvel
+        self._site_pos, self._site_ori = data.site_xpos[index.site], data.site_xmat[index.site].reshape(3, 3)
+        arm, fingers = span(index.actuators), span(index.gripper_actuators)
+        self._torque_ctrl, self._finger_ctrl = data.ctrl[arm], data.ctrl[fingers]
+        self._torque_low, self._torque_high = model.actuator_ctrlrange[arm].T.copy()
+        low, high = model.actuator_ctrlrange[fingers].T
         self._finger_bias, self._finger_weight = 0.5 * (high + low), 0.5 * (high - low)
         self._jac_pos, self._jac_rot = np.zeros((3, model.nv)), np.zeros((3, model.nv))
         self._mass = np.zeros((model.nv, model.nv))
@@ -144,26 +148,26 @@ class OscPose:
         if not self._fresh:
             self._now = self._read()
         self._fresh = False
-        gripper = np.clip(self._state.gripper + self._finger_step, -1.0, 1.0)
+        gripper = clipped(self._state.gripper + self._finger_step, -1.0, 1.0)
         self._state = self._state._replace(gripper=gripper)
-        self._data.ctrl[self._fingers] = self._finger_bias + self._finger_weight * gripper
-        self._data.ctrl[self._actuators] = np.clip(self._torques(), self._torque_low, self._torque_high)
+        self._finger_ctrl[:] = self._finger_bias + self._finger_weight * gripper
+        self._torque_ctrl[:] = clipped(self._torques(), self._torque_low, self._torque_high)
 
     def _read(self) -> ArmState:
-        model, data = self._model, self._data
-        mujoco.mj_jacSite(model, data, self._jac_pos, self._jac_rot, self._site)
-        mujoco.mj_fullM(model, self._mass, data.qM)
+        mujoco.mj_jacSite(self._model, self._data, self._jac_pos, self._jac_rot, self._site)
+        mujoco.mj_fullM(self._model, self._mass, self._data.qM)
+        joints = self._joints
         return ArmState(
-            ee_pos=data.site_xpos[self._site].copy(),
-            ee_ori=data.site_xmat[self._site].reshape(3, 3).copy(),
-            ee_vel=np.dot(self._jac_pos, data.qvel),
-            ee_omega=np.dot(self._jac_rot, data.qvel),
-            joint_pos=data.qpos[self._qpos],
-            joint_vel=data.qvel[self._qvel],
-            # Indexed exactly as robosuite does: the memory layout decides which BLAS kernel runs.
-            jac_pos=np.array(self._jac_pos[:, self._qvel]),
-            jac_ori=np.array(self._jac_rot[:, self._qvel]),
-            mass=self._mass[self._qvel, :][:, self._qvel],
+            ee_pos=self._site_pos.copy(),
+            ee_ori=self._site_ori.copy(),
+            ee_vel=np.dot(self._jac_pos, self._velocity),
+            ee_omega=np.dot(self._jac_rot, self._velocity),
+            joint_pos=self._joint_pos.copy(),
+            joint_vel=self._joint_vel.copy(),
+            # Column by column, as robosuite's indexing leaves them: the memory layout decides which BLAS kernel runs.
+            jac_pos=self._jac_pos[:, joints].copy(order="F"),
+            jac_ori=self._jac_rot[:, joints].copy(order="F"),
+            mass=self._mass[joints, joints].copy(order="F"),
         )
 
     def _torques(self) -> np.ndarray:
@@ -171,10 +175,27 @@ class OscPose:
         ori_error = orientation_error(goal.goal_ori, now.ee_ori)
         force = (goal.goal_pos - now.ee_pos) * KP[:3] + -now.ee_vel * KD[:3]
         moment = ori_error * KP[3:] + -now.ee_omega * KD[3:]
-        jac = np.vstack([now.jac_pos, now.jac_ori])
+        jac = np.concatenate([now.jac_pos, now.jac_ori])
         _, lambda_pos, lambda_ori, nullspace = opspace_matrices(now.mass, jac, now.jac_pos, now.jac_ori)
         wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, moment)])
-        torques = np.dot(jac.T, wrench) + self._data.qfrc_bias[self._qvel]
+        torques = np.dot(jac.T, wrench) + self._joint_bias
         home = self._at_home.joint_pos
         torques += nullspace_torques(now.mass, nullspace, home, now.joint_pos, now.joint_vel)
         return torques
+
+
+def clipped(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
+    """Return what `np.clip` does, in a third of its time for a few numbers."""
+    bounded: np.ndarray = np.minimum(np.maximum(values, low), high)
+    return bounded
+
+
+def span(numbers: tuple[int, ...]) -> slice:
+    """Return consecutive numbers as a slice, by which arrays are views.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if list(numbers) != list(range(numbers[0], numbers[-1] + 1)):
+        raise ValueError(f"{numbers} are not consecutive, as MuJoCo numbers the joints and motors of one arm")
+    return slice(numbers[0], numbers[-1] + 1)

@@ -18,6 +18,7 @@ from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
 from vla_gym.adapters.libero.loaded_task import TASKS, Snapshot, Start
 from vla_gym.adapters.libero.osc import SUBSTEPS, OscPose
 from vla_gym.adapters.libero.tasks import PUBLISHED
+from vla_gym.adapters.mujoco.camera import Poses
 from vla_gym.adapters.mujoco.messages import log_warnings
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
@@ -114,8 +115,13 @@ class LiberoSimulator:
     def _pictures(self) -> list[np.ndarray]:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
-            return self._camera.render(self._scenes)
-        return self._loaded.first_pictures.get(self._untouched, lambda: self._camera.render(self._scenes))
+            return self._draw()
+        return self._loaded.first_pictures.get(self._untouched, self._draw)
+
+    def _draw(self) -> list[np.ndarray]:
+        for (lamp, unlit), lit in zip(self._lamps, self._seen_lit, strict=True):
+            self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
+        return self._camera.render(self._seen)
 
     def close(self) -> None:
         """Release the task."""
@@ -135,7 +141,6 @@ class LiberoSimulator:
         self._compiled, self._lamps = self._loaded.compiled, self._loaded.scene.lamps
         self._model, self._camera = self._loaded.scene.model, self._loaded.scene.camera
         self._data = mujoco.MjData(self._model)
-        self._scenes = self._camera.new_scenes()
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
         self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
@@ -190,9 +195,7 @@ class LiberoSimulator:
 
     def _sample(self) -> None:
         data, arm = self._data, self._compiled.arm
-        for (lamp, unlit), lit in zip(self._lamps, self._lit, strict=True):
-            self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
-        self._camera.update_scenes(data, self._scenes)
+        self._seen, self._seen_lit = Poses.of(data), self._lit
         self._hand = (
             data.site_xpos[arm.site].copy(),
             data.xquat[arm.hand_body].copy(),

@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_gym.adapters.metaworld.task_env import LeanEnv, make_env, start_vectors
 from vla_gym.adapters.metaworld.tasks import CAMERA, TaskReward
-from vla_gym.adapters.mujoco.camera import Camera, forget_textures
+from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_textures
 from vla_gym.adapters.mujoco.messages import log_warnings
 from vla_gym.adapters.mujoco.task_cache import TaskCache
 from vla_gym.simulator import SimStep
@@ -23,8 +23,8 @@ from vla_gym.specs import RenderQuality, StartState, Task
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
 NUMBA = find_spec("numba") is not None
-"""Whether triangles that nobody sees can be left out of fast pictures, which stay the same bit for bit. Full ones have
-shadows, which also what is not seen may throw."""
+"""Whether triangles that nobody sees can be left out of fast pictures. Full ones have shadows, which also what is not
+seen may throw."""
 SETTLE_ACTION = np.zeros(4, dtype=np.float32)
 
 
@@ -48,8 +48,7 @@ class RendererPool:
         """Return the picture of upstream's `render()`, both axes reversed: u8 `[size, size, 3]`."""
         if self._camera is None:
             self._camera = self._set_up(env.model)
-        self._camera.update_scenes(env.data, self._scenes)
-        (bottom_up,) = self._camera.render(self._scenes)
+        (bottom_up,) = self._camera.render(Poses.of(env.data))
         # Upstream turns OpenGL's bottom-up rows over; policies were trained on that picture rotated 180 degrees.
         return np.ascontiguousarray(bottom_up[:, ::-1])
 
@@ -61,9 +60,8 @@ class RendererPool:
 
     def _set_up(self, model: mujoco.MjModel) -> Camera:
         full = self._quality == "full"
-        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA)
+        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA, exact=False)
         forget_textures(model)
-        self._scenes = camera.new_scenes()
         return camera
 
 

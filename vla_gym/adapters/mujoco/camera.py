@@ -1,8 +1,7 @@
-"""Off-screen pictures of MuJoCo scenes: one GL context a process, one set of GL resources a model.
+"""Off-screen pictures of MuJoCo scenes: one GL context a process, one set of GL resources and of scenes a model.
 
-A picture is taken in two steps, as by `mujoco.Renderer`. `update_scenes` copies the visible things (geometry poses,
-lights, cameras) and costs 0.1 ms; `render` draws them and costs 50-100 ms in software. A simulator updates at every
-step that may turn out to be the last of a decision and renders only the one the policy will see.
+A picture is drawn of `Poses`, a copy of where everything is. It costs 5 microseconds, so a simulator takes one at every
+step that may turn out to be the last of a decision; `render` draws the one that the policy will see.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import functools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -21,14 +20,14 @@ import numpy as np
 from vla_gym.adapters.mujoco.gl_faces import SiftedMeshes, in_software, siftable
 from vla_gym.adapters.mujoco.gl_lists import PassLists, draw_instead
 from vla_gym.adapters.mujoco.gl_textures import TEXTURES
-from vla_gym.adapters.mujoco.sight import Seen, Sight, mirrors
+from vla_gym.adapters.mujoco.sight import Sight, mirrors
 from vla_gym.adapters.mujoco.simple_meshes import Corners
 
 MAX_GEOMS = 1000
 """Visible geometries per scene, robosuite binding_utils.py:MjRenderContext."""
 EFFECTS = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION)
 HIDDEN_GROUP = mujoco.mjNGROUP - 1
-"""Geom group that is never drawn; MuJoCo hides it by default."""
+"""Group of geometries and sites that is never drawn; MuJoCo hides it by default."""
 CONTEXT_SIZE = 64
 """Side of the GL context's own picture, which stays empty: every `Camera` draws into a buffer of its size."""
 
@@ -39,16 +38,27 @@ def _gl_context() -> mujoco.GLContext:
     return mujoco.GLContext(CONTEXT_SIZE, CONTEXT_SIZE)
 
 
-@dataclass
-class View:
-    """What one camera is about to draw for one slot."""
+class Poses(NamedTuple):
+    """What a picture shows of how a scene moved, tendons, skins and flexes aside: `mjData`'s arrays of these names."""
 
-    scene: mujoco.MjvScene
-    seen: Seen
-    aimed: bool = False
-    """Whether the scene's meshes already go by `seen`."""
-    faces: list[tuple[int, np.ndarray]] = field(default_factory=list)
-    """What is drawn of sifted meshes; see `SiftedMeshes.aim`."""
+    geom_xpos: np.ndarray
+    geom_xmat: np.ndarray
+    site_xpos: np.ndarray
+    site_xmat: np.ndarray
+    cam_xpos: np.ndarray
+    cam_xmat: np.ndarray
+    light_xpos: np.ndarray
+    light_xdir: np.ndarray
+
+    @classmethod
+    def of(cls, data: mujoco.MjData) -> Poses:
+        """Return copies, as of the last position stage (`mj_step1`, `mj_forward`)."""
+        return cls(*(getattr(data, name).copy() for name in cls._fields))
+
+    def put(self, data: mujoco.MjData) -> None:
+        """Overwrite those of another `data` of the same model."""
+        for name, values in zip(self._fields, self, strict=True):
+            getattr(data, name)[:] = values
 
 
 class Camera:
@@ -65,6 +75,7 @@ class Camera:
         meshes: mesh id -> triangles drawn in its place.
         sift: whether large meshes are drawn with those triangles alone that may cover a sample, where the processor
             draws. Needs Numba.
+        exact: whether sifting must not change a bit; otherwise a pixel may differ in some hundred pictures.
     """
 
     def __init__(
@@ -78,13 +89,13 @@ class Camera:
         effects: bool = True,
         meshes: Mapping[int, Corners] | None = None,
         sift: bool = False,
+        exact: bool = True,
     ) -> None:
         _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         if not effects:
             model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
-        self._model, self._effects = model, effects
-        self._names = tuple(names)
+        self._model = model
         with _without(model, list(meshes or {})):
             self._resources, self._shared = TEXTURES.upload(model, textures or {})
         for mesh, corners in (meshes or {}).items():
@@ -94,47 +105,28 @@ class Camera:
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
         for group in (HIDDEN_GROUP, *hidden_groups):
             self._option.geomgroup[group] = 0
-        self._views = {name: _view(model.camera(name).id) for name in self._names}
-        self._sifted: SiftedMeshes | None = None
-        self._mirrors = self._find_mirrors() if effects else []
+        self._data = mujoco.MjData(model)
+        mujoco.mj_forward(model, self._data)
+        self._views = [_view(model.camera(name).id) for name in names]
+        self._mirrors = mirrors(self._filled(self._empty_scene(), self._views[0])) if effects else []
         self._sight = Sight(model, self._mirrors, shadows=effects)
         self._lists = PassLists(model, self._resources) if self._mirrors else None
+        self._sifted: SiftedMeshes | None = None
         found = siftable(model, meshes or {}, hidden_groups) if sift and in_software() else {}
         if found:
-            self._sifted = SiftedMeshes(found, model.ngeom, self._resources, self._lists)
+            self._sifted = SiftedMeshes(found, model.ngeom, self._resources, self._lists, exact=exact)
+        self._scene = self._sifted.new_scene(MAX_GEOMS) if self._sifted else self._empty_scene()
+        for effect in () if effects else EFFECTS:
+            self._scene.flags[effect] = 0
 
-    def new_scenes(self) -> dict[str, View]:
-        """Return an empty scene per camera, for one slot."""
-        everything = np.ones(self._model.ngeom, dtype=bool)
-        return {name: View(self._empty_scene(), Seen(everything, everything, reflects=False)) for name in self._names}
-
-    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, View]) -> None:
-        """Copy the visible part of `data` into each camera's scene; nothing is drawn."""
-        groups = self._model.geom_group
-        for name, view in scenes.items():
-            view.seen, view.aimed = self._sight.seen(data, self._views[name].fixedcamid), False
-            unseen = ~(view.seen.direct_G | view.seen.mirrored_G)
-            unseen[self._mirrors] = False  # without the first, MuJoCo would mirror in the second
-            kept = groups[unseen]
-            groups[unseen] = HIDDEN_GROUP
-            self._copy(data, name, view.scene)
-            groups[unseen] = kept
-
-    def render(self, scenes: Mapping[str, View]) -> list[np.ndarray]:
-        """Draw each scene: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
+    def render(self, poses: Poses) -> list[np.ndarray]:
+        """Draw what each camera sees: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
         _gl_context().make_current()
         # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
         # models in a process each would get the other's picture.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
-        pictures = []
-        for view in scenes.values():
-            self._aim(view)
-            picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
-            resources = self._sifted.resources if self._sifted else self._resources
-            mujoco.mjr_render(self._viewport, view.scene, resources)
-            mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
-            pictures.append(picture)
-        return pictures
+        poses.put(self._data)
+        return [self._draw(view) for view in self._views]
 
     def close(self) -> None:
         """Free the GL resources."""
@@ -146,49 +138,37 @@ class Camera:
         TEXTURES.release(self._resources, self._shared)
         self._resources.free()
 
-    def _aim(self, view: View) -> None:
-        if not view.aimed:
-            if self._lists is not None:
-                self._lists.aim(view.scene, view.seen)
-            if self._sifted is not None:
-                view.faces = self._sifted.aim(view.scene, view.seen, self._size)
-            view.aimed = True
+    def _draw(self, view: mujoco.MjvCamera) -> np.ndarray:
+        seen = self._sight.seen(self._data, view.fixedcamid)
+        unseen_G = ~(seen.direct_G | seen.mirrored_G)
+        unseen_G[self._mirrors] = False  # without the first, MuJoCo would mirror in the second
+        # MuJoCo draws what has an alpha below 0, as robosuite's marks, though GL takes it for 0 and leaves the picture.
+        invisible_S = self._model.site_rgba[:, 3] < 0
+        with hidden(self._model.geom_group, unseen_G), hidden(self._model.site_group, invisible_S):
+            scene = self._filled(self._scene, view)
         if self._lists is not None:
-            self._lists.begin(reflects=view.seen.reflects)
+            self._lists.aim(scene, seen)
         if self._sifted is not None:
-            self._sifted.begin(view.scene, view.faces)
+            self._sifted.aim(scene, seen, self._size)
+        resources = self._sifted.resources if self._sifted else self._resources
+        picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
+        mujoco.mjr_render(self._viewport, scene, resources)
+        mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
+        return picture
 
     def _empty_scene(self) -> mujoco.MjvScene:
-        sifted = self._sifted
-        scene = sifted.new_scene(MAX_GEOMS) if sifted else mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
-        if not self._effects:
-            for effect in EFFECTS:
-                scene.flags[effect] = 0
-        return scene
+        return mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
 
-    def _copy(self, data: mujoco.MjData, name: str, scene: mujoco.MjvScene) -> None:
+    def _filled(self, scene: mujoco.MjvScene, view: mujoco.MjvCamera) -> mujoco.MjvScene:
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self._model, data, self._option, self._perturb, self._views[name], everything, scene)
-
-    def _find_mirrors(self) -> list[int]:
-        """Ids of the geometries that may mirror, in the order in which MuJoCo looks for one."""
-        data, scene = mujoco.MjData(self._model), self._empty_scene()
-        mujoco.mj_forward(self._model, data)
-        self._copy(data, self._names[0], scene)
-        return mirrors(scene)
+        mujoco.mjv_updateScene(self._model, self._data, self._option, self._perturb, view, everything, scene)
+        return scene
 
 
 class NoCamera:
     """A `Camera` for no pictures: no GL context, no GL resources."""
 
-    def new_scenes(self) -> dict[str, View]:
-        """Return no scene."""
-        return {}
-
-    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, View]) -> None:
-        """Do nothing."""
-
-    def render(self, scenes: Mapping[str, View]) -> list[np.ndarray]:
+    def render(self, poses: Poses) -> list[np.ndarray]:
         """Return no pictures."""
         return []
 
@@ -211,6 +191,17 @@ def forget_textures(model: mujoco.MjModel) -> None:
     length = (pixels.ctypes.data + pixels.nbytes - start) // page * page
     if length > 0:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def hidden(groups: np.ndarray, members: np.ndarray) -> Iterator[None]:
+    """Context manager in which members (bool) of a model's groups are in the one that is never drawn."""
+    kept = groups[members]
+    groups[members] = HIDDEN_GROUP
+    try:
+        yield
+    finally:
+        groups[members] = kept
 
 
 @contextmanager

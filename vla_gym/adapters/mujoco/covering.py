@@ -1,4 +1,4 @@
-"""Which triangles of a mesh can colour a sample of a picture; leaving out the others is exact.
+"""Which triangles of a mesh can colour a sample of a picture; leaving out the others is exact, or nearly so.
 
 GL colours a sample where a triangle that faces the camera covers the sample's point. A triangle is left out where it
 cannot, with a margin for the places that GL gives its corners: computed in float32, then rounded to parts of a pixel.
@@ -8,11 +8,14 @@ Scanned objects and CAD robots have several triangles a sample, so most of their
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mujoco
 import numpy as np
+
+from vla_gym.adapters.mujoco.sight import Mirror
 
 SLIP = 1e-5
 """Metres by which float32 may misplace a corner in front of the camera, in scenes of some 10 m."""
@@ -23,6 +26,8 @@ CLOSE = 2.0
 from which it does, count as out of view."""
 SMALL = 2.0
 """Pixels: larger triangles in view count as covering a sample."""
+ANYWHERE = 1e9
+"""Pixels by which a corner may be misplaced that is too near or far to tell where it is."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,20 @@ class Lens:
     """Pixels."""
     samples: Samples
 
+    def mirrored(self, mirror: Mirror) -> Lens:
+        """The lens behind the mirror, whose picture has left and right exchanged."""
+
+        def turned(vector: np.ndarray) -> np.ndarray:
+            flipped: np.ndarray = vector - 2 * (vector @ mirror.normal_3)[..., None] * mirror.normal_3
+            return flipped
+
+        return replace(
+            self,
+            origin_3=mirror.origin_3 + turned(self.origin_3 - mirror.origin_3),
+            axis_33=turned(self.axis_33) * [[-1], [1], [1]],
+            samples=replace(self.samples, point_S2=np.abs(np.array([1, 0]) - self.samples.point_S2)),
+        )
+
     @classmethod
     def of(cls, scene: mujoco.MjvScene, size: int, samples: Samples) -> Lens:
         """The lens through which `mjr_render` draws a scene: the mean of its two cameras."""
@@ -86,16 +105,18 @@ class Sieve:
     def __init__(self, vertex_V3: np.ndarray, face_F3: np.ndarray) -> None:
         self._mesh = np.ascontiguousarray(vertex_V3), np.ascontiguousarray(face_F3)
 
-    def covering(self, frame_33: np.ndarray, origin_3: np.ndarray, lens: Lens) -> np.ndarray | None:
-        """Return which triangles may cover a sample, uint32, rising; None where the mesh is not wholly in view.
-
-        There GL may take other ways from corners to pixels for triangles that share a batch with clipped ones, and
-        round otherwise: who leaves out some changes what becomes of others.
+    def covering(
+        self, frame_33: np.ndarray, origin_3: np.ndarray, lens: Lens, *, exact: bool = True
+    ) -> np.ndarray | None:
+        """Return which triangles may cover a sample, uint32, rising.
 
         Args:
             frame_33: axes of the mesh's frame in the world, in columns.
             origin_3: its origin.
             lens: the camera.
+            exact: return None where the mesh is not wholly in view. There GL may take other ways from corners to pixels
+                for triangles that share a batch with clipped ones, and round otherwise: who leaves out some changes
+                what becomes of others, by a pixel in some hundred pictures.
         """
         turn_33 = lens.axis_33 @ frame_33.astype(np.float64)
         shift_3 = lens.axis_33 @ (origin_3.astype(np.float64) - lens.origin_3)
@@ -103,7 +124,7 @@ class Sieve:
         view = np.array([lens.focal, lens.size, CLOSE * lens.near, lens.far / CLOSE, *inexact])
         vertex_V3, face_F3 = self._mesh
         place_V3, kept_F = _workspace(vertex_V3.shape, np.float32), _workspace(face_F3.shape[:1], np.uint32)
-        number = _compiled()(*self._mesh, turn_33, shift_3, view, lens.samples.point_S2, place_V3, kept_F)
+        number = _compiled()(*self._mesh, turn_33, shift_3, view, exact, lens.samples.point_S2, place_V3, kept_F)
         return kept_F[:number].copy() if number >= 0 else None
 
 
@@ -113,11 +134,12 @@ def keep_covering(
     turn_33: np.ndarray,
     shift_3: np.ndarray,
     view: np.ndarray,
+    exact: bool,
     point_S2: np.ndarray,
     place_V3: np.ndarray,
     kept_F: np.ndarray,
 ) -> int:
-    """Write the numbers of triangles that may cover a sample into `kept_F`; return how many, -1 of a mesh not in view.
+    """Write the numbers of triangles that may cover a sample into `kept_F`; return how many.
 
     Compiled by Numba.
 
@@ -128,6 +150,7 @@ def keep_covering(
         shift_3: its origin, in the same rows.
         view: pixels of a metre at 1 m, pixels of a side, least and greatest depth in view, pixels by which a corner
             may be misplaced, metres by which it may be.
+        exact: whether to return -1 of a mesh that is not wholly in view.
         point_S2: of the samples in a pixel.
         place_V3: float32 workspace: corners are at `(u, v)`, give or take `r`.
         kept_F: the result.
@@ -137,12 +160,15 @@ def keep_covering(
         x, y, z = vertex_V3[n, 0], vertex_V3[n, 1], vertex_V3[n, 2]
         depth = turn_33[2, 0] * x + turn_33[2, 1] * y + turn_33[2, 2] * z + shift_3[2]
         if depth < close or depth > far:
-            return -1
+            if exact:
+                return -1
+            place_V3[n, 0], place_V3[n, 1], place_V3[n, 2] = 0.0, 0.0, ANYWHERE
+            continue
         scale = focal / depth
         r = step + scale * slip
         u = size / 2 + scale * (turn_33[0, 0] * x + turn_33[0, 1] * y + turn_33[0, 2] * z + shift_3[0])
         v = size / 2 + scale * (turn_33[1, 0] * x + turn_33[1, 1] * y + turn_33[1, 2] * z + shift_3[1])
-        if u < r or u > size - r or v < r or v > size - r:
+        if exact and (u < r or u > size - r or v < r or v > size - r):
             return -1
         place_V3[n, 0], place_V3[n, 1], place_V3[n, 2] = u, v, r
     number = 0
@@ -154,6 +180,8 @@ def keep_covering(
         r = max(ar, br, cr)
         left, right = min(au, bu, cu) - r, max(au, bu, cu) + r
         bottom, top = min(av, bv, cv) - r, max(av, bv, cv) + r
+        if right < 0 or left > size or top < 0 or bottom > size:
+            continue
         area = (bu - au) * (cv - av) - (cu - au) * (bv - av)
         # With corners a, b displaced by p, q the edge's side of s, (b - a) x (s - a), changes by q x (s - a)
         # + p x (b - s) - (q - p) x p: by at most so much for |p|, |q| <= r in each axis and s in the box. So does
@@ -194,7 +222,7 @@ _buffers: dict[type, np.ndarray] = {}
 
 def _workspace(shape: tuple[int, ...], kind: type[np.generic]) -> np.ndarray:
     """An array whose content does not outlast the next call of its kind; fresh memory costs more than the work."""
-    length = int(np.prod(shape))
+    length = math.prod(shape)
     if kind not in _buffers or len(_buffers[kind]) < length:
         _buffers[kind] = np.empty(length, dtype=kind)
     return _buffers[kind][:length].reshape(shape)

@@ -11,6 +11,8 @@ and its scenes.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,14 +52,23 @@ class SiftedMeshes:
         num_geoms: geometries of the model.
         resources: its GL resources in the current GL context.
         passes: its lists, where the model has a mirror.
+        exact: whether pictures must be those of all triangles, bit for bit. Then meshes that a mirror shows, or that
+            the picture's edge cuts, are drawn whole.
     """
 
     def __init__(
-        self, meshes: Mapping[int, Corners], num_geoms: int, resources: mujoco.MjrContext, passes: PassLists | None
+        self,
+        meshes: Mapping[int, Corners],
+        num_geoms: int,
+        resources: mujoco.MjrContext,
+        passes: PassLists | None,
+        *,
+        exact: bool = True,
     ) -> None:
         from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
+        from OpenGL.raw.GL.VERSION import GL_1_5
 
-        self._gl = GL
+        self._gl, self._raw, self._exact = GL, GL_1_5, exact
         self.carrier = _carrier([corners.texcoord_C2 is not None for corners in meshes.values()])
         self.resources = mujoco.MjrContext(self.carrier, mujoco.mjtFontScale.mjFONTSCALE_50)
         self._own = {name: np.copy(getattr(self.resources, name)) for name in LENT}
@@ -73,55 +84,59 @@ class SiftedMeshes:
             self._upload(skin, corners)
         self._lists: list[int] = []
         self._nothing = 0
-        self._frame = self._define_frame(passes)
+        self._frame = self._list(GL.glPushMatrix), self._list(GL.glPopMatrix)
+        """The lists before and after a skin."""
+        self._direct_frame = self._condition(passes) if passes else self._frame
+        """Those of a skin that the mirror does not show."""
 
     def new_scene(self, max_geoms: int) -> mujoco.MjvScene:
-        """Return an empty scene that `aim` and `begin` take."""
+        """Return an empty scene that `aim` takes."""
         scene = mujoco.MjvScene(self.carrier, max_geoms)
         scene.nskin = 0  # MuJoCo would upload the carrier's vertices at each picture
         return scene
 
-    def aim(self, scene: mujoco.MjvScene, seen: Seen, size: int) -> list[tuple[int, np.ndarray]]:
-        """Let a fresh scene draw meshes by skins.
+    def aim(self, scene: mujoco.MjvScene, seen: Seen, size: int) -> None:
+        """Let a fresh scene draw meshes by skins, until the next `aim`.
 
         Args:
             scene: updated; of one fixed camera.
             seen: by that camera.
             size: of the picture, pixels.
-
-        Returns:
-            Skins and their triangles `[F, 3]`, for `begin`.
         """
         every_row = scene_rows(scene)
         rows = every_row[: scene.ngeom]
         is_geom_N = rows["objtype"] == mujoco.mjtObj.mjOBJ_GEOM
         geom_N = np.where(is_geom_N, rows["objid"], 0)
         skin_N = np.where(is_geom_N & (rows["rgba"][:, 3] >= OPAQUE), self._skin_G[geom_N], -1)
-        skin_N[seen.mirrored_G[geom_N]] = -1
+        mirrored_N = is_geom_N & seen.mirrored_G[geom_N]
+        if self._exact or seen.mirror is None:
+            skin_N[mirrored_N] = -1
         if scene.ngeom + 2 * (skin_N >= 0).sum() > len(every_row):
-            return []
+            return
         lens = Lens.of(scene, size, self._samples)
+        behind = lens.mirrored(seen.mirror) if seen.mirror else lens
         drawn, copies_N = [], np.ones(len(rows), dtype=np.int64)
         for row in np.flatnonzero(skin_N >= 0):
             skin = int(skin_N[row])
-            face_F = self._meshes[skin].sieve.covering(rows["mat"][row], rows["pos"][row], lens)
-            if face_F is None:
+            lenses = [lens, behind] if mirrored_N[row] else [lens]
+            corner_F3 = self._meshes[skin].covering(rows["mat"][row], rows["pos"][row], lenses, exact=self._exact)
+            if corner_F3 is None:
                 continue
-            copies_N[row] = 3 if len(face_F) else 0
-            if len(face_F):
-                drawn.append((skin, self._meshes[skin].corner_F3[face_F]))
+            copies_N[row] = 3 if len(corner_F3) else 0
+            if len(corner_F3):
+                drawn.append((skin, corner_F3))
         new_rows = np.repeat(rows, copies_N)
         middle = (np.cumsum(copies_N) - 2)[copies_N == 3]
         new_rows["type"][middle], new_rows["objid"][middle] = mujoco.mjtGeom.mjGEOM_SKIN, [skin for skin, _ in drawn]
-        for neighbour, gl_list in zip((middle - 1, middle + 1), self._frame, strict=True):
-            new_rows["dataid"][neighbour], new_rows["matid"][neighbour] = gl_list - self.resources.baseMesh, -1
+        shown = np.repeat(mirrored_N, copies_N)[middle]
+        for neighbour, both, direct in zip((middle - 1, middle + 1), self._frame, self._direct_frame, strict=True):
+            new_rows["dataid"][neighbour] = np.where(shown, both, direct) - self.resources.baseMesh
+            new_rows["matid"][neighbour] = -1
         every_row[: len(new_rows)], scene.ngeom = new_rows, len(new_rows)
-        return drawn
-
-    def begin(self, scene: mujoco.MjvScene, seen: list[tuple[int, np.ndarray]]) -> None:
-        """Call before `mjr_render` of a scene that was aimed."""
-        for skin, corner_F3 in seen:
-            self._fill(self._gl.GL_ELEMENT_ARRAY_BUFFER, self.resources.skinfaceVBO[skin], corner_F3, "STREAM")
+        for skin, corner_F3 in drawn:
+            self._fill(
+                self._gl.GL_ELEMENT_ARRAY_BUFFER, self.resources.skinfaceVBO[skin], corner_F3, self._gl.GL_STREAM_DRAW
+            )
             scene.skinfacenum[skin] = len(corner_F3)
         self._gl.glBindBuffer(self._gl.GL_ELEMENT_ARRAY_BUFFER, 0)
 
@@ -140,27 +155,25 @@ class SiftedMeshes:
         buffers = [self.resources.skinvertVBO, self.resources.skinnormalVBO, self.resources.skintexcoordVBO]
         parts = np.split(mesh.row_RK, np.arange(3, mesh.row_RK.shape[1], 3), axis=1)
         for buffer, values in zip(buffers, parts, strict=False):
-            self._fill(self._gl.GL_ARRAY_BUFFER, buffer[skin], values, "STATIC")
+            self._fill(self._gl.GL_ARRAY_BUFFER, buffer[skin], values, self._gl.GL_STATIC_DRAW)
         self._gl.glBindBuffer(self._gl.GL_ARRAY_BUFFER, 0)
         self._meshes.append(mesh)
 
-    def _fill(self, target: int, buffer: int, values: np.ndarray, use: str) -> None:
-        self._gl.glBindBuffer(target, int(buffer))
+    def _fill(self, target: int, buffer: int, values: np.ndarray, use: int) -> None:
         content = np.ascontiguousarray(values)
-        self._gl.glBufferData(target, content.nbytes, content, getattr(self._gl, f"GL_{use}_DRAW"))
+        # PyOpenGL's own calls take ten times as long, which tells with some fifty a picture.
+        self._raw.glBindBuffer(target, int(buffer))
+        self._raw.glBufferData(target, content.nbytes, ctypes.c_void_p(content.ctypes.data), use)
 
-    def _define_frame(self, passes: PassLists | None) -> tuple[int, int]:
-        """The lists before and after a skin: in the mirror's pass it is drawn on a condition that does not hold."""
+    def _condition(self, passes: PassLists) -> tuple[int, int]:
+        """The frame of a skin that is drawn, in the mirror's pass, on a condition that does not hold."""
         gl = self._gl
-        frame = self._list(gl.glPushMatrix), self._list(gl.glPopMatrix)
-        if passes is None:
-            return frame
         self._nothing = int(gl.glGenQueries(1)[0])
         gl.glBeginQuery(gl.GL_SAMPLES_PASSED, self._nothing)
         gl.glEndQuery(gl.GL_SAMPLES_PASSED)
         skip = self._list(gl.glBeginConditionalRender, self._nothing, gl.GL_QUERY_WAIT)
         end = self._list(gl.glEndConditionalRender)
-        return passes.in_turn(skip, frame[0]), passes.in_turn(end, frame[1])
+        return passes.in_turn(skip, self._frame[0]), passes.in_turn(end, self._frame[1])
 
     def _list(self, command: Callable[..., object], *arguments: object) -> int:
         gl_list = new_lists(1, self.resources)
@@ -198,6 +211,19 @@ class IndexedMesh:
     corner_F3: np.ndarray
     """uint32 rows of `row_RK`."""
     sieve: Sieve
+
+    def covering(
+        self, frame_33: np.ndarray, origin_3: np.ndarray, lenses: Sequence[Lens], *, exact: bool
+    ) -> np.ndarray | None:
+        """Return those of `corner_F3` that may cover a sample through any of the lenses; see `Sieve.covering`."""
+        found: list[np.ndarray] = []
+        for lens in lenses:
+            face_F = self.sieve.covering(frame_33, origin_3, lens, exact=exact)
+            if face_F is None:
+                return None
+            found.append(face_F)
+        corner_F3: np.ndarray = self.corner_F3[functools.reduce(np.union1d, found)]
+        return corner_F3
 
 
 _INDEXED: WeakValueDictionary[tuple[int, str], IndexedMesh] = WeakValueDictionary()

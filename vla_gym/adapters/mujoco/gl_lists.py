@@ -127,7 +127,8 @@ class PassLists:
         self._gl.glEndList()
 
     def aim(self, scene: mujoco.MjvScene, seen: Seen) -> None:
-        """Let each opaque mesh of a fresh scene be drawn in the passes in which it is seen."""
+        """Let each opaque mesh of a fresh scene be drawn in the passes in which it is seen, until the next `aim`."""
+        self._gl.glListBase(self._base if seen.reflects else self._base + self._block)
         if not seen.reflects:
             return
         for index in range(scene.ngeom):
@@ -147,10 +148,6 @@ class PassLists:
         last.dataid = self._turn - self._first_mesh
         last.objtype, last.objid = mujoco.mjtObj.mjOBJ_UNKNOWN, -1
         scene.ngeom += 1
-
-    def begin(self, *, reflects: bool) -> None:
-        """Call before `mjr_render` of a scene that was aimed."""
-        self._gl.glListBase(self._base if reflects else self._base + self._block)
 
     def close(self) -> None:
         """Free the lists."""

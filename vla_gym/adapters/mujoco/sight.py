@@ -20,6 +20,15 @@ MARGIN = 1e-4
 
 
 @dataclass(frozen=True)
+class Mirror:
+    """A plane in the world."""
+
+    normal_3: np.ndarray
+    """Of length 1."""
+    origin_3: np.ndarray
+
+
+@dataclass(frozen=True)
 class Seen:
     """What reaches one picture of `G` geometries."""
 
@@ -29,6 +38,8 @@ class Seen:
     """Bool: by way of the mirror."""
     reflects: bool
     """Whether MuJoCo draws the mirror's picture, be it empty."""
+    mirror: Mirror | None = None
+    """The mirror of `mirrored_G`; None where that is in doubt."""
 
 
 class Sight:
@@ -75,7 +86,8 @@ class Sight:
             return Seen(direct_G, nothing_G, reflects=True)
         through_P4 = into_world(through(eye_3, self._size_G3[mirror]), frame_33, origin_3)
         beyond_P4 = mirrored(view_P4, frame_33[:, 2], origin_3)
-        return Seen(direct_G, self._inside(boxes, np.concatenate([through_P4, beyond_P4])), reflects=True)
+        mirrored_G = self._inside(boxes, np.concatenate([through_P4, beyond_P4]))
+        return Seen(direct_G, mirrored_G, reflects=True, mirror=Mirror(frame_33[:, 2], origin_3))
 
     def _mirror(self, data: mujoco.MjData, camera: int) -> int | None:
         """The geometry that MuJoCo mirrors in: the first that can; a plane seen from behind is glass."""

@@ -7,6 +7,7 @@ import pytest
 
 from vla_gym.adapters.mujoco import covering
 from vla_gym.adapters.mujoco.covering import Lens, Samples, Sieve, keep_covering
+from vla_gym.adapters.mujoco.sight import Mirror
 
 pytestmark = pytest.mark.sim  # MuJoCo and Numba come with the simulators
 
@@ -20,13 +21,15 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(covering, "_compiled", lambda: keep_covering)
 
 
-def kept(*triangles: list[tuple[float, float]], lens: Lens = LENS, depth: float = 1.0) -> list[int] | None:
-    """Which triangles, corners in pixels, are kept when they lie at `depth`."""
+def kept(
+    *triangles: list[tuple[float, float]], lens: Lens = LENS, depth: float = 1.0, exact: bool = True
+) -> list[int] | None:
+    """Which triangles, corners in pixels of `LENS`, are kept when they lie at `depth` before it."""
     pixel_F32 = np.array(triangles)
     place_F32 = (pixel_F32 - 4) / 4 * depth
     vertex_V3 = np.concatenate([place_F32, np.full((len(triangles), 3, 1), -depth)], axis=2).reshape(-1, 3)
     face_F3 = np.arange(len(vertex_V3), dtype=np.uint32).reshape(-1, 3)
-    found_F = Sieve(vertex_V3.astype(np.float32), face_F3).covering(np.eye(3), np.zeros(3), lens)
+    found_F = Sieve(vertex_V3.astype(np.float32), face_F3).covering(np.eye(3), np.zeros(3), lens, exact=exact)
     return None if found_F is None else found_F.tolist()
 
 
@@ -51,6 +54,31 @@ def test_a_mesh_partly_out_of_view_stays_whole() -> None:
         assert kept(AROUND, out, BESIDE) is None
     assert kept(BESIDE, depth=0.015) is None  # GL clips up to 0.01
     assert kept(BESIDE, depth=6) is None  # and from 10
+
+
+def test_of_a_mesh_partly_out_of_view_what_lies_outside_is_left_out_on_demand() -> None:
+    across = [(7.3, 2.3), (9.9, 2.3), (7.5, 2.9)]
+    for out in ([(u + 6, v) for u, v in AROUND], [(u - 3, v) for u, v in AROUND], [(u, v - 3) for u, v in AROUND]):
+        assert kept(AROUND, out, BESIDE, across, exact=False) == [0, 3]
+    assert kept(AROUND, BESIDE, depth=0.015, exact=False) == [0, 1]  # who knows
+    assert kept(AROUND, AROUND[::-1], exact=False) == [0]
+
+
+def test_a_mirror_shows_what_is_before_it_from_the_other_side() -> None:
+    """A mirror at z = -3 that looks back at the camera: the lens behind it sees a triangle at z = -1 from 5 m away."""
+    mirror = Mirror(np.array([0.0, 0, 1]), np.array([0.0, 0, -3]))
+    lens = LENS.mirrored(mirror)
+    np.testing.assert_allclose(lens.origin_3, [0, 0, -6])
+    np.testing.assert_allclose(lens.axis_33, [[-1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    left_half = Lens(**{**vars(LENS), "samples": Samples(np.array([[0.2, 0.5]]), 1 / 256)}).mirrored(mirror)
+    np.testing.assert_allclose(left_half.samples.point_S2, [[0.8, 0.5]])
+
+    # Pixel u of LENS at 1 m is x = (u - 4) / 4, which the mirrored picture has at u' = 4 - 4 x / 5 = 4 - (u - 4) / 5.
+    def seen(u: float, v: float) -> tuple[float, float]:
+        return 4 - 5 * (u - 4), 4 + 5 * (v - 4)
+
+    around, beside = ([seen(u, v) for u, v in triangle] for triangle in (AROUND, BESIDE))
+    assert kept(around, around[::-1], beside, lens=lens) == [0]  # counter-clockwise from behind, where the lens is
 
 
 def test_in_doubt_a_triangle_is_kept() -> None:

@@ -21,7 +21,7 @@ DRAW = """
 import sys
 import mujoco, numpy as np
 from vla_gym.adapters.mujoco import gl_faces
-from vla_gym.adapters.mujoco.camera import Camera
+from vla_gym.adapters.mujoco.camera import Camera, Poses
 
 def ball(scale, texture):  # closed, smooth; texture coordinates give each place two corners
     around, rise = np.meshgrid(np.arange(25), np.arange(13))
@@ -69,20 +69,28 @@ if lists == "lowest":  # as Mesa 25 numbers them
 ours = Camera(model, ("eye",), 64, sift=True)
 assert ours._sifted is not None and len(ours._sifted._meshes) > 40
 assert len(set(map(id, ours._sifted._meshes))) == 3  # of each shape one
-scenes = theirs.new_scenes(), ours.new_scenes()
+nearly = Camera(model, ("eye",), 64, sift=True, exact=False)
+
+def drawn_as_skins(camera):
+    scene = camera._scene
+    skins = [geom.objid for geom in map(scene.geoms.__getitem__, range(scene.ngeom)) if geom.type == SKIN]
+    return len(skins), sum(scene.skinfacenum[skin] for skin in skins)
+
+SKIN = mujoco.mjtGeom.mjGEOM_SKIN
 rng = np.random.default_rng(0)
-drawn = 0
+drawn = gained = other_pixels = 0
 for pose in range(40):
     data.mocap_pos[0] = rng.uniform(-2, 2, 3) + [0, 0, 1 + pose % 3]
     towards = data.mocap_pos[0] - rng.uniform(-1, 1, 3) * [1.5, 1.5, 0]
     mujoco.mju_quatZ2Vec(data.mocap_quat[0], towards / np.linalg.norm(towards))
     mujoco.mj_forward(model, data)
-    theirs.update_scenes(data, scenes[0])
-    expected = theirs.render(scenes[0])[0]
-    ours.update_scenes(data, scenes[1])
-    for _ in range(2):  # a scene may be drawn again
-        np.testing.assert_array_equal(ours.render(scenes[1])[0], expected, err_msg=str(pose))
-    drawn += sum(len(faces) for _, faces in scenes[1]["eye"].faces)
+    expected = theirs.render(Poses.of(data))[0]
+    np.testing.assert_array_equal(ours.render(Poses.of(data))[0], expected, err_msg=str(pose))
+    other_pixels += (nearly.render(Poses.of(data))[0] != expected).any(axis=2).sum()
+    (skins, faces), (more_skins, _) = drawn_as_skins(ours), drawn_as_skins(nearly)
+    drawn, gained = drawn + faces, gained + more_skins - skins
+assert other_pixels < 5 and gained > (300 if mirror else 100), (other_pixels, gained)
+nearly.close()
 assert 0 < drawn < 40 * 45 * 200, drawn
 for _ in range(12):  # as a worker does that goes from task to task
     following = Camera(model, ("eye",), 64, sift=True)
@@ -91,7 +99,7 @@ for _ in range(12):  # as a worker does that goes from task to task
 highest = GL.glGenLists(1)
 assert highest < 20_000, highest  # some 800 a scene: MuJoCo's own, which no gaps may multiply
 ours.close()
-np.testing.assert_array_equal(theirs.render(scenes[0])[0], expected)  # what was lent is still there
+np.testing.assert_array_equal(theirs.render(Poses.of(data))[0], expected)  # what was lent is still there
 theirs.close()
 print("done")
 """

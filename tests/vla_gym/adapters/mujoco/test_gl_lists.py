@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sim
 
 DRAW = """
 import mujoco, numpy as np
-from vla_gym.adapters.mujoco.camera import Camera
+from vla_gym.adapters.mujoco.camera import Camera, Poses
 
 TETRAHEDRON = "0 0 0  .3 0 0  0 .3 0  0 0 .3"
 MESHES = [(x, y, z) for x in (-2, -.6, 0, .7, 2.5) for y in (-1.5, .1, 1.2) for z in (.2, 1.1, 2.6)]
@@ -31,11 +31,12 @@ scene = f'''<mujoco><asset>{ASSETS}<material name="shiny" reflectance=".6" rgba=
     <body mocap="true" name="eye"><camera name="eye" fovy="60"/></body>
     <geom type="box" size=".4 .3 .1" material="shiny"/>
     <geom type="box" size=".3 .4 .1" pos="1 0 0" material="shiny"/>
+    <site name="mark" size=".8" rgba="1 0 0 1"/> <site size=".2" pos="1 0 .3" rgba="1 0 0 .5"/>
     <geom type="box" size="3 3 .1" pos="0 0 -.3" rgba=".2 .4 .2 1"/>{GEOMS}</worldbody></mujoco>'''
 model = mujoco.MjModel.from_xml_string(scene)
+model.site("mark").rgba[3] = -0.3  # as robosuite's: nothing is seen of it
 data = mujoco.MjData(model)
 camera = Camera(model, ("eye",), 64)
-ours = camera.new_scenes()
 theirs = mujoco.MjvScene(model, maxgeom=200)
 rng = np.random.default_rng(0)
 seen = {}
@@ -44,15 +45,16 @@ for pose in range(60):
     towards = data.mocap_pos[0] - rng.uniform(-1, 1, 3) * [1.5, 1.5, 0]
     mujoco.mju_quatZ2Vec(data.mocap_quat[0], towards / np.linalg.norm(towards))
     mujoco.mj_forward(model, data)
-    camera._copy(data, "eye", theirs)
+    Poses.of(data).put(camera._data)
+    camera._filled(theirs, camera._views[0])
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, camera._resources)
     mujoco.mjr_render(camera._viewport, theirs, camera._resources)
     expected = np.empty((64, 64, 3), np.uint8)
     mujoco.mjr_readPixels(expected, None, camera._viewport, camera._resources)
-    camera.update_scenes(data, ours)
-    for _ in range(2):  # a scene may be drawn again
-        np.testing.assert_array_equal(camera.render(ours)[0], expected, err_msg=str(pose))
-    sight = ours["eye"].seen
+    np.testing.assert_array_equal(camera.render(Poses.of(data))[0], expected, err_msg=str(pose))
+    shown = [camera._scene.geoms[n] for n in range(camera._scene.ngeom)]
+    assert [geom.rgba[3] for geom in shown if geom.objtype == mujoco.mjtObj.mjOBJ_SITE] == [0.5]
+    sight = camera._sight.seen(data, 0)
     mesh = model.geom_type == mujoco.mjtGeom.mjGEOM_MESH
     for direct, mirrored in zip(sight.direct_G[mesh], sight.mirrored_G[mesh]):
         seen[direct, mirrored] = seen.get((direct, mirrored), 0) + 1

@@ -32,38 +32,36 @@ from pathlib import Path
 import mujoco, numpy as np
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.adapters.mujoco.gl_textures import TEXTURES
-from vla_gym.adapters.mujoco.camera import Camera
+from vla_gym.adapters.mujoco.camera import Camera, Poses
 
 def picture(model, size=64, **options):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     camera = Camera(model, ("above",), size, **options)
-    scenes = camera.new_scenes()
-    camera.update_scenes(data, scenes)
-    return camera, scenes
+    return camera, Poses.of(data)
 
 whole = mujoco.MjModel.from_xml_string(SCENE)
 folder = Path(tempfile.mkdtemp())
 model_store.save(whole, folder / "scene", folder / "pieces")
-camera, scenes = picture(whole)
-expected = camera.render(scenes)[0]
-camera, scenes = picture(whole, 96)
-expected_large = camera.render(scenes)[0]
+camera, poses = picture(whole)
+expected = camera.render(poses)[0]
+camera, poses = picture(whole, 96)
+expected_large = camera.render(poses)[0]
 black, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
 assert not black.tex_data.any() and sorted(files) == [0, 1], files
-first, first_scenes = picture(black, textures=files)
+first, first_poses = picture(black, textures=files)
 assert len(TEXTURES) == 2
 again, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
-second, second_scenes = picture(again, textures=files)
+second, second_poses = picture(again, textures=files)
 assert len(TEXTURES) == 2 and not again.tex_data.any()  # shared, not read again
 large, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
-third, third_scenes = picture(large, 96, textures=files)
+third, third_poses = picture(large, 96, textures=files)
 assert len(TEXTURES) == 2 and not large.tex_data.any()
-np.testing.assert_array_equal(third.render(third_scenes)[0], expected_large)
+np.testing.assert_array_equal(third.render(third_poses)[0], expected_large)
 third.close()
 first.close()
 assert len(TEXTURES) == 2
-np.testing.assert_array_equal(second.render(second_scenes)[0], expected)
+np.testing.assert_array_equal(second.render(second_poses)[0], expected)
 assert expected[:, :32, 2].max() < 10 < expected[:, 32:, 2].max()  # the blue gradient is on the right alone
 second.close()
 assert len(TEXTURES) == 0

@@ -81,7 +81,7 @@ def test_small_meshes_stay_as_they_are(tmp_path: Path) -> None:
 DRAW = """
 import sys
 import mujoco, numpy as np
-from vla_gym.adapters.mujoco.camera import Camera
+from vla_gym.adapters.mujoco.camera import Camera, Poses
 from vla_gym.adapters.mujoco.simple_meshes import simplify
 from vla_gym.adapters.mujoco.simple_store import mesh_corners as corners
 
@@ -91,9 +91,7 @@ def picture(meshes):
     mujoco.mj_forward(model, data)
     camera = Camera(model, ("above",), 64, hidden_groups=(3,), meshes={m: change(corners(model, m)) for m in meshes})
     assert (model.mesh_facenum > 2000).all()
-    scenes = camera.new_scenes()
-    camera.update_scenes(data, scenes)
-    picture = camera.render(scenes)[0]
+    picture = camera.render(Poses.of(data))[0]
     camera.close()
     return picture
 
