@@ -13,6 +13,7 @@ from collections.abc import Callable
 import mujoco
 import numpy as np
 
+from vla_gym.adapters.mujoco.scene_rows import scene_rows
 from vla_gym.adapters.mujoco.sight import OPAQUE, Seen
 from vla_gym.adapters.mujoco.simple_meshes import Corners
 
@@ -131,14 +132,13 @@ class PassLists:
         self._gl.glListBase(self._base if seen.reflects else self._base + self._block)
         if not seen.reflects:
             return
-        for index in range(scene.ngeom):
-            geom = scene.geoms[index]
-            if geom.objtype != mujoco.mjtObj.mjOBJ_GEOM or geom.rgba[3] < OPAQUE:
-                continue
-            mesh = int(self._mesh_G[geom.objid])
-            direct, mirrored = seen.direct_G[geom.objid], seen.mirrored_G[geom.objid]
-            if mesh >= 0 and direct != mirrored:
-                geom.dataid = self._calls + mesh + (0 if direct else self._block) - self._first_mesh
+        rows = scene_rows(scene)[: scene.ngeom]
+        solid_N = (rows["objtype"] == mujoco.mjtObj.mjOBJ_GEOM) & (rows["rgba"][:, 3] >= OPAQUE)
+        geom_N = np.where(solid_N, rows["objid"], 0)
+        mesh_N, direct_N = self._mesh_G[geom_N], seen.direct_G[geom_N]
+        once_N = solid_N & (mesh_N >= 0) & (direct_N != seen.mirrored_G[geom_N])
+        offset_N = mesh_N + np.where(direct_N, 0, self._block)
+        rows["dataid"][once_N] = self._calls + offset_N[once_N] - self._first_mesh
         self._append_turn(scene)
 
     def _append_turn(self, scene: mujoco.MjvScene) -> None:
