@@ -135,6 +135,11 @@ def test_python_examples_are_python_and_import_what_exists(page: Path) -> None:
                 assert name is None or hasattr(import_module(module), name), f"{module}.{name}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_a_gap_to_be_filled(page: Path) -> None:
+    assert not re.findall(r"\b(?:XX\w*|TODO|TBD|FIXME)\b", page.read_text(encoding="utf-8"))
+
+
 def shown_commands(page: str) -> Iterator[list[str]]:
     """Yield the words behind `vla-zoo` of every command of ours in a page's shell blocks."""
     for block in re.findall(r"^```(?:bash|sh)\n(.*?)^```$", page, flags=re.M | re.S):

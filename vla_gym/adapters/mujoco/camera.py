@@ -1,4 +1,4 @@
-"""Off-screen pictures of MuJoCo scenes: one GL context a process, one set of GL resources and of scenes a model.
+"""Off-screen pictures of MuJoCo scenes: one GL context a process, one set of GL resources and one scene a model.
 
 A picture is drawn of `Poses`, a copy of where everything is. It costs 5 microseconds, so a simulator takes one at every
 step that may turn out to be the last of a decision; `render` draws the one that the policy will see.

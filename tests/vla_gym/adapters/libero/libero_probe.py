@@ -1,7 +1,8 @@
 """Run by test_simulator.py in a process of its own, for it looks into simulators that live in one process.
 
 `protocols NAME ...` plays one start state by each protocol in turn and prints what each begins with, as JSON;
-`group SIZE` prints what the simulators of a group hold after they have settled.
+`group SIZE` prints what the simulators of a group hold after they have settled; `stove` prints how the pictures
+of two of them differ, one of which has its stove on.
 """
 
 from __future__ import annotations
@@ -75,7 +76,25 @@ def arrays(envs: VLAVectorEnv) -> dict[str, list[str]]:
     }
 
 
+def stove() -> list[int]:
+    """Pixels in which two slots' pictures differ, their knobs little: both off, one on, both off again."""
+    envs = make_vec("LIBERO-Goal/7", 2, group_size=2, num_workers=0, image_size=64)
+    envs.reset(options={"task_id": 0, "trial_id": 0})
+    slots = simulators(envs)
+    differ = []
+    for beyond in (-0.02, 0.02, -0.02):
+        for slot, turn in zip(slots, (beyond, -0.02), strict=True):
+            for lamp, _ in slot._lamps:
+                slot._data.qpos[lamp.qpos] = lamp.threshold + turn
+            for _ in range(2):  # the lamp follows the knob a step later
+                slot.step(np.zeros(7, dtype=np.float32))
+        first, second = (slot.observe()["image"] for slot in slots)
+        differ.append(int((first != second).any(axis=2).sum()))
+    return differ
+
+
 if __name__ == "__main__":
+    ask = {"protocols": protocols, "group": lambda words: group(*words), "stove": lambda _: stove()}[sys.argv[1]]
     with contextlib.redirect_stdout(sys.stderr):  # upstream prints
-        answer = protocols(sys.argv[2:]) if sys.argv[1] == "protocols" else group(sys.argv[2])
+        answer = ask(sys.argv[2:])
     sys.stdout.write(json.dumps(answer))

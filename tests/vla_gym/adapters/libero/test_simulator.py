@@ -46,6 +46,12 @@ def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
         assert group["another trial"][key] != group["alone"][key]
 
 
+def test_a_stove_glows_for_the_slot_that_turned_it_on_alone() -> None:
+    before, during, after = probe("stove")
+    assert before == after == 0
+    assert during > 20  # 10 by the knob alone
+
+
 @pytest.mark.slow  # simplifies the meshes of a scene where they are not cached
 def test_fast_pictures_show_the_same_play_but_not_the_same_bytes() -> None:
     seen = {}
