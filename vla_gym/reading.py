@@ -18,6 +18,9 @@ from vla_gym.errors import BadValue, os_reason, shown
 MOST_BYTES = 256 * 2**20
 """Largest text file that is read; a run of 10^7 simulator steps keeps less than a tenth of it in each of its files."""
 
+MOST_VALUES = 5 * 10**6
+"""Most values in a JSON text, each of which takes up to a hundred bytes of memory, whatever it takes in the file."""
+
 
 def user_path(text: str) -> Path:
     """Return the path that a user names, `~` written out; raises `BadValue` for another user's who is not there."""
@@ -80,6 +83,9 @@ def decoded(data: bytes, where: object) -> str:
 
 def parse_json(text: str, where: object) -> Any:
     """Return the JSON value in `text`; raises `BadValue` for anything else, naming `where` it comes from."""
+    values = text.count(",") + text.count("[") + text.count("{")  # those in quoted texts counted as well
+    if values > MOST_VALUES:
+        raise BadValue(f"'{where}' holds about {values} values, at most {MOST_VALUES} are read")
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -31,6 +31,14 @@ def test_what_is_no_object_is_named(content: bytes, says: str, tmp_path: Path) -
     assert str(file) in str(caught.value)
 
 
+def test_json_of_many_values_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three bytes of text, `[],`, stand for sixty bytes of memory."""
+    monkeypatch.setattr("vla_gym.reading.MOST_VALUES", 1000, raising=False)
+    assert len(parse_json(f"[{'[],' * 400}0]", "x.json")) == 401
+    with pytest.raises(BadValue, match=r"'x\.json' holds about 1201 values, at most 1000 are read"):
+        parse_json(f"[{'[],' * 600}0]", "x.json")
+
+
 def test_an_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"a": [1, 2.5, null]}')
     assert read_json_object(tmp_path / "x.json") == {"a": [1, 2.5, None]}

@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -61,6 +62,14 @@ def memory_file() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("child"), "w+b")
     return tempfile.TemporaryFile()
+
+
+def limit_memory(pid: int, most: int) -> None:
+    """Have the system refuse a child process more than `most` bytes of its own, where it offers that (Linux)."""
+    if hasattr(resource, "prlimit"):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
 
 
 class _Child:

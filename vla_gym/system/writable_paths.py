@@ -49,7 +49,9 @@ def _hindrance(path: Path, suffix: str) -> str:
 
 def _no_place(wanted: Path) -> str:
     """Reason why the folder cannot be written in, or ""."""
-    folder = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
+    folder = next(path for path in (wanted, *wanted.absolute().parents) if path.exists() or path.is_symlink())
+    if not folder.exists():
+        return f"'{folder}' is a link that leads nowhere"
     if not folder.is_dir():
         return f"'{folder}' is a file, no folder"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -170,6 +171,9 @@ def _reason(error: BaseException) -> str:
     for cause in chain:
         if type(cause).__module__.startswith(("httpx", "httpcore")):
             return f"no connection to {endpoint()} ({_first_line(cause)})"
+    if isinstance(chain[0], (json.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError)):
+        what = f"{type(chain[0]).__name__}: {_first_line(chain[0])}"
+        return f"{endpoint()} does not answer as the Hub does (a login page of the network? {what}); see HF_ENDPOINT"
     root = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
     return _first_line(chain[0]) + root
 

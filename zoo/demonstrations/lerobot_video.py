@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import io
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import check_no_pipe, inside
-from vla_gym.system.child import memory_file
+from vla_gym.system.child import limit_memory, memory_file
 from vla_gym.video.ffmpeg import find_ffmpeg
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.stored_pictures import StoredPictures
@@ -25,6 +26,8 @@ PICTURES = ("video", "image")
 """Dtypes of a camera in `info.json`."""
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
 """ffmpeg's names of the files that are read as video."""
+_MOST_MEMORY = 2 * 2**30
+"""Bytes that ffmpeg may take to read a video: a file of a KB can say that it has 10^9 frames."""
 
 
 def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
@@ -49,7 +52,11 @@ def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
 
 def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
     """Return a camera's pictures in the rows `steps` of a table, uint8 `[T, H, W, 3]`; each is a file, or names one."""
-    frames = []
+    frames = _stored_frames(steps, key, root)
+    return _stacked(frames, len(steps), f"'{key}' of '{root}'")
+
+
+def _stored_frames(steps: Any, key: str, root: Path) -> Iterator[np.ndarray]:
     for entry in steps.column(key).to_pylist():
         data = entry.get("bytes") if isinstance(entry, Mapping) else None
         named = isinstance(entry, Mapping) and entry.get("path") is not None
@@ -57,24 +64,46 @@ def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
         if data is None and not path.is_file():
             raise BadValue(f"'{key}' of '{root}' holds neither a picture nor the name of a file of the dataset")
         try:
-            with Image.open(io.BytesIO(data) if data is not None else path, formats=("PNG", "JPEG")) as picture:
-                _check_size(picture.width, picture.height, len(steps), root)
-                frames.append(np.asarray(picture.convert("RGB")))
+            frame = _picture(io.BytesIO(data) if data is not None else path, len(steps), root)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             if isinstance(error, BadValue):
                 raise
-            raise BadValue(f"a picture of '{key}' of '{root}' cannot be read: {error}") from error
-    sizes = {frame.shape for frame in frames}
-    if len(sizes) > 1:
-        raise BadValue(f"'{key}' of '{root}' has pictures of several sizes: {sorted(sizes)}")
-    return np.stack(frames)
+            cause = "it is no PNG and no JPEG" if isinstance(error, UnidentifiedImageError) else error
+            raise BadValue(f"a picture of '{key}' of '{root}' cannot be read: {cause}") from error
+        yield frame
 
 
-def _check_size(width: int, height: int, count: int, where: Path) -> None:
+def _picture(file: IO[bytes] | Path, count: int, root: Path) -> np.ndarray:
+    """Return a PNG or JPEG, one of `count`, as uint8 `[H, W, 3]`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `_check_size` refuses it
+        opened = Image.open(file, formats=("PNG", "JPEG"))
+    with opened as picture:
+        _check_size(picture.width, picture.height, count, f"'{root}'")
+        if picture.mode.startswith(("I", "F")):  # Pillow would cut it off at 255: white
+            raise ValueError(f"it is grey of 16 bits or more (mode {picture.mode}), as depth is; 8 bits are read")
+        return np.asarray(picture.convert("RGB"))
+
+
+def _stacked(frames: Iterable[np.ndarray], count: int, where: str) -> np.ndarray:
+    """Return `frames`, `count` at most, as one array `[T, H, W, 3]`; in memory is one copy of them."""
+    image_THWC = np.empty((0, 0, 0, 3), np.uint8)
+    found = 0
+    for found, frame in enumerate(frames, 1):
+        if found == 1:
+            _check_size(frame.shape[1], frame.shape[0], count, where)
+            image_THWC = np.empty((count, *frame.shape), np.uint8)
+        if frame.shape != image_THWC.shape[1:]:
+            raise BadValue(f"{where} has pictures of several sizes: {sorted({image_THWC.shape[1:], frame.shape})}")
+        image_THWC[found - 1] = frame
+    return image_THWC[:found]
+
+
+def _check_size(width: int, height: int, count: int, where: str) -> None:
     """Raise `BadValue` for a picture, or so many of them, that would fill the memory."""
     if width * height > lr.MOST_PIXELS or width * height * 3 * count > lr.MOST_BYTES:
         raise BadValue(
-            f"'{where}' has {count} pictures of {width} x {height} in an episode; a picture may have {lr.MOST_PIXELS} "
+            f"{where} has {count} pictures of {width} x {height} in an episode; a picture may have {lr.MOST_PIXELS} "
             f"pixels, all of them {lr.MOST_BYTES} bytes"
         )
 
@@ -182,13 +211,9 @@ class Video:
     def read(self, first: int, count: int) -> np.ndarray:
         """Frames `first .. first + count`, as far as there are any, uint8 `[T, H, W, 3]`."""
         skipped = sum(1 for _ in islice(self._frames, max(0, first - self.position)))
-        found: list[np.ndarray] = []
-        for frame in islice(self._frames, count):
-            if not found:
-                _check_size(frame.shape[1], frame.shape[0], count, self.path)
-            found.append(frame)
-        self.position += skipped + len(found)
-        return np.stack(found) if found else np.empty((0, 0, 0, 3), np.uint8)
+        image_THWC = _stacked(islice(self._frames, count), count, f"'{self.path}'")
+        self.position += skipped + len(image_THWC)
+        return image_THWC
 
 
 def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int) -> None:
@@ -243,6 +268,7 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
         subprocess.Popen(_decoding(path), stdout=subprocess.PIPE, stderr=log) as process,  # noqa: S603 - our own ffmpeg
     ):
         assert process.stdout is not None
+        limit_memory(process.pid, _MOST_MEMORY)
         try:
             while kind := process.stdout.readline():
                 size, largest = process.stdout.readline(), process.stdout.readline()

@@ -44,7 +44,7 @@ class MonitorFile:
                 rows = [row for row in rows if int(row[-1]) <= keep_until]
                 self.tasks = {int(row[_COLUMNS.index("task_id")]) for row in rows}
                 seconds = float(rows[-1][_COLUMNS.index("t")]) if rows else 0.0
-        self._zero = time.time() - seconds
+        self._zero = time.monotonic() - seconds
         kept = io.StringIO(newline="")
         kept.write(f"#{json.dumps({'t_start': began, 'env_id': env_id})}\n")
         csv.writer(kept).writerows([_COLUMNS, *rows])
@@ -57,7 +57,7 @@ class MonitorFile:
         """Write one episode that ended when the whole run had done `num_timesteps` simulator steps."""
         check_in_place(self._file)
         self.tasks.add(episode.task_id)
-        seconds = round(time.time() - self._zero, 6)
+        seconds = round(time.monotonic() - self._zero, 6)
         row = (round(episode.total_reward, 6), episode.length, seconds, int(episode.success_once))
         self._writer.writerow((*row, episode.task_id, num_timesteps))
 

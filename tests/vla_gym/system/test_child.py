@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.system import child as children
-from vla_gym.system.child import run_child
+from vla_gym.system.child import limit_memory, run_child
 
 BUSY = """
 import os, signal, time
@@ -33,7 +33,7 @@ child.do_work(work)
 """
 PARENT = """
 import fcntl, signal, sys
-from vla_gym.system.child import run_child
+from vla_gym.system.child import limit_memory, run_child
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker does
 with open(sys.argv[1], "w") as stream:
     fcntl.flock(stream, fcntl.LOCK_EX)
@@ -183,3 +183,12 @@ def test_what_a_child_starts_can_be_terminated() -> None:
     """A simulator's server, which its `close` ends and waits for."""
     ended = subprocess.run([sys.executable, "-c", STARTER], capture_output=True, text=True, timeout=20, check=False)
     assert ended.stdout == "-15 -15\n", ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_child_gets_no_more_memory_than_it_may() -> None:
+    command = [sys.executable, "-c", "input(); bytearray(2**28)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        limit_memory(process.pid, 2**27)
+        _, said = process.communicate("go\n")
+    assert "MemoryError" in said

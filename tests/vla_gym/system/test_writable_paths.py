@@ -29,12 +29,16 @@ def test_a_file_may_go_into_folders_that_are_still_to_be_made(tmp_path: Path) ->
         ("film", ".mp4", r"its name must end in \.mp4, e\.g\. .*film\.mp4"),
         ("file/results.json", "", "'.*/file' is a file, no folder"),
         ("file/folder/results.json", "", "'.*/file' is a file, no folder"),
+        ("loop/film.mp4", "", "'.*/loop' is a link that leads nowhere"),
+        ("gone/folder/film.mp4", "", "'.*/gone' is a link that leads nowhere"),
         ("n" * 300, "", "File name too long"),
     ],
 )
 def test_where_no_file_can_go_is_told_with_the_reason(name: str, suffix: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("no-such-folder")
     with pytest.raises(BadValue, match=f"cannot write '.*': {says}"):
         check_destination(tmp_path / name, suffix=suffix)
 

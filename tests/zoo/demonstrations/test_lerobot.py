@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +176,36 @@ def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.images["image"], noise)
     with pytest.raises(BadValue, match=r"a picture of 'observation.images.image' of .* cannot be read"):
         read_dataset(tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("picture", "says"),
+    [
+        (Image.new("I;16", (16, 16), 300), r"cannot be read: it is grey of 16 bits or more \(mode I;16\)"),
+        (Image.new("L", (16, 16)), "cannot be read: it is no PNG and no JPEG$"),
+        (Image.new("1", (10_000, 10_000)), "has 1 pictures of 10000 x 10000 in an episode; a picture may have 4194304"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_picture_that_is_not_read_says_why(picture: Image.Image, says: str, tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(6)], tried=1)
+    as_images(tmp_path, np.zeros((6, 16, 16, 3), np.uint8))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="GIF" if picture.mode == "L" else "PNG")
+    change_table(tmp_path, DATA, **{"observation.images.image": [{"bytes": buffer.getvalue(), "path": None}] * 6})
+    with pytest.raises(BadValue, match=says):
+        read_dataset(tmp_path)
+
+
+def test_pictures_of_an_episode_are_in_memory_once(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(60)], tried=1)
+    as_images(tmp_path, np.zeros((60, 256, 256, 3), np.uint8))
+    (found,) = read_dataset(tmp_path)
+    tracemalloc.start()
+    image_THWC = np.asarray(found.images["image"])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert image_THWC.nbytes <= most < 1.5 * image_THWC.nbytes
 
 
 @pytest.mark.parametrize(("rows", "limit"), [([0, 0, 0, 1, 1, 1], 40_000), ([0, 1, 0, 0, 1, 1], 80_000)])
@@ -485,6 +517,37 @@ def test_a_list_of_other_files_is_no_video(playlist: str, tmp_path: Path) -> Non
     path.write_text(playlist.format(other=other.name))
     with pytest.raises(BadValue, match=r"list.mp4' cannot be read as video"):
         Video(path).read(0, 1)
+
+
+def box(kind: bytes, *content: bytes) -> bytes:
+    """Return a part of an MP4 file."""
+    data = b"".join(content)
+    return struct.pack(">I", 8 + len(data)) + kind + data
+
+
+def numbers(*values: int) -> bytes:
+    return struct.pack(f">{len(values)}I", *values)
+
+
+def track(frames: int) -> bytes:
+    """Return a track of an MP4 file that says it has so many frames."""
+    entry = box(b"png ", bytes(24), struct.pack(">HH", 64, 64), bytes(50))
+    sizes = box(b"stsz", numbers(0, 1, frames))
+    places = box(b"stsc", numbers(0, 1, 1, frames, 1)) + box(b"stco", numbers(0, 1, 48))
+    table = box(b"stbl", box(b"stsd", numbers(0, 1), entry), box(b"stts", numbers(0, 1, frames, 1)), sizes, places)
+    head = box(b"mdhd", numbers(0, 0, 0, 10, frames, 0)) + box(b"hdlr", numbers(0, 0), b"vide", bytes(13))
+    return box(b"trak", box(b"mdia", head, box(b"minf", table)))
+
+
+@pytest.mark.timeout(60)
+def test_a_small_video_of_many_frames_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ffmpeg keeps 24 bytes a frame before it reads the first."""
+    monkeypatch.setattr(lerobot_video, "_MOST_MEMORY", 200 * 2**20, raising=False)
+    path = tmp_path / "many.mp4"
+    path.write_bytes(box(b"ftyp", b"isom", numbers(512)) + box(b"moov", *[track(2_000_000)] * 10))
+    with pytest.raises(BadValue, match=r"many.mp4' cannot be read as video: ") as refused:
+        Video(path).read(0, 1)
+    assert "received no packets" not in str(refused.value), "ffmpeg had room for all of them"
 
 
 FAILING = """#!/bin/sh

@@ -50,8 +50,10 @@ def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_seconds_go_on_where_a_run_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the machine may be set back meanwhile."""
     now = 1000.0
-    monkeypatch.setattr("zoo.runs.monitor.time.time", lambda: now)
+    monkeypatch.setattr("zoo.runs.monitor.time.monotonic", lambda: now)
+    monkeypatch.setattr("zoo.runs.monitor.time.time", lambda: 1e6 - now)
     first = MonitorFile(tmp_path, "Toy-Reach")
     for at in (10, 20, 30):
         now += 10.0
