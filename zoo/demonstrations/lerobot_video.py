@@ -287,6 +287,8 @@ def _decoding(path: Path) -> list[str]:
     """Command that writes a video's frames to its output as PPM, which says its own size: `info.json` may be wrong."""
     # Without -xerror a damaged frame is left out, and every later one taken for the one before.
     command = [find_ffmpeg(), "-v", "error", "-xerror", "-max_pixels", str(lr.MOST_PIXELS)]
+    # A thread of filters for each of 256 cores would take all that ffmpeg may.
+    command += ["-filter_threads", "1"]
     # Playlists, whatever their file is called, would name other files.
     command += ["-format_whitelist", _CONTAINERS, "-protocol_whitelist", "file", "-i", f"file:{path}"]
     return [*command, "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24", "-"]
