@@ -91,6 +91,8 @@ class Benchmark:
     """The last Python that its packages have wheels for; None when they do not lag behind."""
     batched: bool = False
     """True when `simulator` is a `vla_gym.workers.batch_pool.BatchSimulator`: one object that runs all environments."""
+    num_models: int | None = None
+    """How many simulator models the tasks share, for the memory plan; None: each task has its own."""
     in_process: bool = False
     """True when a step costs so little that worker processes would only slow it down."""
     privileged_dim: int = 0

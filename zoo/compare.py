@@ -13,7 +13,7 @@ from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import plan_rollout
-from zoo.cli.arguments import OneLineParser, count, flag_of
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, flag_of
 from zoo.cli.main import guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.shared_flags import add_policy_arguments
@@ -44,7 +44,12 @@ def parser() -> OneLineParser:
         "--before",
     )
     p.add_argument("-o", "--output", metavar="FILE", help="with --policy: its results (default: compared.json)")
-    p.add_argument("--num-envs", type=count, metavar="N", help="with --policy: simulators side by side")
+    p.add_argument(
+        "--num-envs",
+        type=count,
+        metavar="N",
+        help=f"with --policy: simulators side by side (default: {DEFAULT_NUM_ENVS})",
+    )
     p.add_argument("--device", metavar="D", help="with --policy: torch device (default: auto)")
     p.add_argument("--token-file", metavar="FILE", help="with --policy: what its server asks its clients for")
     p.add_argument("--server-conf", metavar="FILE", help="with --policy: YAML about its server")

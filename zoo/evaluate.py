@@ -18,7 +18,7 @@ from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
 
-_OWN = "the run's policy and words, the default split, likeliest actions and as many start states as possible"
+_OWN = "the run's policy and words, the default split, deterministic actions and as many start states as possible"
 
 
 def parser() -> OneLineParser:

@@ -104,7 +104,12 @@ def parser() -> OneLineParser:
         "--num-envs", type=processes, metavar="N", help=f"simulators side by side (default: {DEFAULT_NUM_ENVS})"
     )
     p.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
-    p.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="start states evaluated after each round")
+    p.add_argument(
+        "--eval-episodes",
+        type=count_or_zero,
+        metavar="N",
+        help="start states evaluated after each round; 0: none (default: the recipe's)",
+    )
     p.add_argument(
         "--eval-split",
         metavar="NAME",

@@ -31,7 +31,9 @@ def parser() -> OneLineParser:
     p.add_argument("--env", metavar="ID", help="environment whose conventions hold (default: the run's own)")
     p.add_argument("--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint uses")
     add_params_argument(p, "how the policy is opened, e.g. 'policy_kwargs:{backbone_kwargs: {head: tokens}}'")
-    p.add_argument("--protocol", metavar="{openpi,vla-eval}", default="openpi", help="what clients speak")
+    p.add_argument(
+        "--protocol", metavar="{openpi,vla-eval}", default="openpi", help="what clients speak (default: openpi)"
+    )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
     p.add_argument("--port", type=count_or_zero, default=8000, help="port to listen on; 0: any (default: 8000)")
     p.add_argument("--token-file", metavar="FILE", help="clients must show the token in this file")

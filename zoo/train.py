@@ -30,13 +30,19 @@ def parser(
     p = OneLineParser(prog, description)
     p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3")
-    p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together")
+    p.add_argument(
+        "-n",
+        "--n-timesteps",
+        type=count,
+        metavar="STEPS",
+        help="simulator steps, all envs together (default: the recipe's)",
+    )
     add_new_run_arguments(
         p,
         steps="steps",
         eval_default="0: at the end (default: also before training and on the way, within a tenth of -n)",
         save_default="0: at the end (default: the recipe's, else a quarter of -n)",
-        num_envs="simulators side by side, of all processes together",
+        num_envs="simulators side by side, of all processes together (default: the recipe's)",
         params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
         recipes="one",
         resume="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "

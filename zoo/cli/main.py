@@ -29,7 +29,7 @@ from zoo.runs.progress import log_to_screen
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("zoo.doctor", "is all here that training needs, and does an expert solve its tasks"),
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
-    "collect": ("zoo.collect", "an expert's episodes as a LeRobotDataset"),
+    "collect": ("zoo.collect", "an expert's or a policy's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
     "improve": ("zoo.improve", "rounds of collecting with a policy and learning from what it did"),
     "published": ("zoo.published", "published result rows, and what has been reproduced here"),

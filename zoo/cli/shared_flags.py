@@ -96,7 +96,12 @@ def add_new_run_arguments(
         metavar=steps.upper(),
         help=f"{steps} between evaluations; {eval_default}",
     )
-    parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="start states evaluated; 0: none")
+    parser.add_argument(
+        "--eval-episodes",
+        type=count_or_zero,
+        metavar="N",
+        help="start states evaluated; 0: none (default: the recipe's)",
+    )
     _add_evaluation_arguments(parser)
     parser.add_argument(
         "--eval-tasks",
@@ -118,7 +123,9 @@ def add_new_run_arguments(
 def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the settings `zoo.config.evaluation_options.EvalOptions` of evaluations during training."""
     parser.add_argument("--eval-env", metavar="ID", help="evaluate there, e.g. on held-out tasks (default: --env)")
-    parser.add_argument("--eval-split", metavar="NAME", help="start states of another split, e.g. test")
+    parser.add_argument(
+        "--eval-split", metavar="NAME", help="start states of another split, e.g. test (default: the run's own)"
+    )
     parser.add_argument(
         "--eval-env-kwargs",
         nargs="+",
@@ -133,7 +140,7 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         "--eval-top-k", type=count_or_zero, metavar="K", help="sample there among the K likeliest tokens"
     )
     parser.add_argument(
-        "--eval-rounds", type=count, metavar="N", help="episodes of every start state, with other noise"
+        "--eval-rounds", type=count, metavar="N", help="episodes of every start state, with other noise (default: 1)"
     )
 
 

@@ -34,10 +34,10 @@ class WorkerBytes:
 
     first: float
     """With one slot."""
-    task: float
-    """For each further task: a scene is shared by the slots that play it."""
+    model: float
+    """For each further model: tasks may share one, and the slots that play it do."""
     slot: float
-    """For each further slot of the same task."""
+    """For each further slot of the same model."""
 
 
 WORKER_BYTES: Mapping[str, WorkerBytes] = {
@@ -45,7 +45,7 @@ WORKER_BYTES: Mapping[str, WorkerBytes] = {
     "metaworld": WorkerBytes(0.55e9, 0.12e9, 0.04e9),
     "maniskill": WorkerBytes(0.9e9, 0.01e9, 0.01e9),
 }
-"""Extra -> bounds from measurements: see docs/libero.md (tasks that share a model take less); a worker of eight slots
+"""Extra -> bounds from measurements: see docs/libero.md; a worker of eight slots
 held 1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube, one of 32 slots 1.42 GB for MetaWorld/reach."""
 
 
@@ -118,8 +118,8 @@ def simulator_needs(benchmark: Benchmark, num_envs: int, num_workers: int, what:
     size = 0.0
     for number in range(workers):
         slots = (number + 1) * num_envs // workers - number * num_envs // workers
-        tasks = min(slots, len(benchmark.tasks))
-        size += held.first + (tasks - 1) * held.task + (slots - tasks) * held.slot
+        models = min(slots, len(benchmark.tasks), benchmark.num_models or slots)
+        size += held.first + (models - 1) * held.model + (slots - models) * held.slot
     return [Need("host", f"{num_envs} {what} in {workers} workers", int(size))]
 
 

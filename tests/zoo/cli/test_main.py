@@ -144,10 +144,24 @@ def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
     assert not list(tmp_path.iterdir())
 
 
-def test_help_says_how_often_a_run_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("train", "steps between checkpoints; 0: at the end (default: the recipe's, else a quarter of -n)"),
+        ("train", "simulator steps, all envs together (default: the recipe's)"),
+        ("train", "simulators side by side, of all processes together (default: the recipe's)"),
+        ("train", "start states evaluated; 0: none (default: the recipe's)"),
+        ("train", "start states of another split, e.g. test (default: the run's own)"),
+        ("sft", "start states evaluated; 0: none (default: the recipe's)"),
+        ("improve", "start states evaluated after each round; 0: none (default: the recipe's)"),
+        ("serve", "what clients speak (default: openpi)"),
+        ("compare", "with --policy: simulators side by side (default: 4)"),
+    ],
+)
+def test_help_says_the_default(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    assert "0: at the end (default: the recipe's, else a quarter of -n)" in " ".join(capsys.readouterr().out.split())
+        main([command, "--help"])
+    assert says in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])

@@ -74,9 +74,9 @@ def test_grpo_that_resamples_holds_one_round_more():
 
 
 def test_simulators_are_counted_by_worker():
-    config = toy_config(env="LIBERO-Spatial", num_envs=8, env_options={"chunk": 8})
+    config = toy_config(env="LIBERO-Object", num_envs=8, env_options={"chunk": 8})
     plan = solve(config)
-    # Two workers of 2.2 GB with a slot, and six further slots of 0.4 GB.
+    # Two workers of 2.2 GB with a slot, and six further slots of 0.4 GB: Object's tasks share no model.
     (need,) = simulator_needs(benchmark_of(config), plan.envs_per_rank, 2)
     assert need == Need("host", "8 simulators in 2 workers", round(2 * 2.2e9 + 6 * 0.4e9))
     assert simulator_needs(benchmark_of(TOY), TOY.num_envs, 0) == []
@@ -109,11 +109,16 @@ def test_evaluations_have_simulators_of_their_own(episodes: int, rounds: int, ra
 @pytest.mark.parametrize(
     ("env", "held"),
     [
-        ("LIBERO-Spatial", 2.2e9 + 9 * 0.4e9 + 22 * 0.01e9),  # ten tasks: 32 slots share their scenes
+        ("LIBERO-Object", 2.2e9 + 9 * 0.4e9 + 22 * 0.01e9),  # ten tasks, each with its model
+        ("LIBERO-Spatial", 2.2e9 + 3 * 0.4e9 + 28 * 0.01e9),  # ten tasks of four models
+        ("LIBERO-Goal", 2.2e9 + 31 * 0.01e9),  # ten tasks of one model
+        ("LIBERO-90/3", 2.2e9 + 31 * 0.01e9),  # one task
+        ("LIBERO-130", 2.2e9 + 31 * 0.4e9),  # more models than slots
+        ("LIBERO-Goal-PRO-swap", 2.2e9 + 9 * 0.4e9 + 22 * 0.01e9),  # models not counted: one for each task
         ("MetaWorld/reach", 0.55e9 + 31 * 0.04e9),  # one task
     ],
 )
-def test_slots_that_play_the_same_task_share_its_scene(env: str, held: float) -> None:
+def test_slots_that_play_the_same_model_share_it(env: str, held: float) -> None:
     options = {"chunk": 8}
     config = toy_config(env=env, num_envs=32, env_options=options)
     (need,) = simulator_needs(benchmark_of(config), 32, 1)

@@ -97,6 +97,7 @@ def libero_pro_benchmark(
         whole,
         id=env_id,
         tasks=tuple(_changed(task, suite, instruction) for task in whole.tasks),
+        num_models=None,
         protocol={
             **whole.protocol,
             "perturbation": kind,

@@ -31,6 +31,8 @@ SUITES = {
 }
 """Public id -> upstream suites. LIBERO itself has no 130: the order is RLinf's; the five names are fixed here
 because the installed package lists 82 suites."""
+MODELS = {"libero_spatial": 4, "libero_object": 10, "libero_goal": 1, "libero_90": 20, "libero_10": 9}
+"""Upstream suite -> different models of its tasks; equal ones are loaded once."""
 TRIALS = 50
 """Start states per task: every LIBERO init file has exactly 50 rows."""
 PUBLISHED = "published"
@@ -168,6 +170,7 @@ def libero_benchmark(
         },
         extra="libero",
         requires=("libero", "robosuite", "mujoco"),
+        num_models=sum(MODELS[suite] for suite in SUITES[suite_id]),
         start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
         protocol=_protocol_record(
             protocol, rules, split=split, sampled_starts=sampled_starts, render_quality=render_quality
