@@ -1,5 +1,5 @@
 # vla-zoo with its benchmarks and trained agents.
-#     docker build -t vla-zoo --build-arg PIP_EXTRA_INDEX_URL=INDEX .      INDEX: https://download.pytorch.org/whl/cpu
+#     docker build -t vla-zoo --build-arg PIP_EXTRA_INDEX_URL=INDEX .      INDEX: PyTorch's index of CPU wheels (README.md)
 #     docker build -t vla-zoo:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .
 #     docker run --rm -v "$PWD/logs:/runs/logs" vla-zoo train --algo ppo --env Toy-Reach
 #     docker run --rm --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all vla-zoo:cuda doctor

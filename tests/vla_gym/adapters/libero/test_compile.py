@@ -16,6 +16,7 @@ import mujoco
 
 from vla_gym.adapters.libero import compile as libero_compile
 from vla_gym.adapters.libero.osc import ArmIndex
+from vla_gym.adapters.libero.tasks import libero_benchmark
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.system.cache import read_json
 
@@ -135,6 +136,15 @@ def test_tasks_with_one_model_and_one_set_of_lamps_have_equal_stored_models(
     (tmp_path / "libero" / "mug" / libero_compile.SCENE).write_text(json.dumps(RECORD))
     assert model("cup") != model("mug")
     assert compiled == ["cup", "mug"]
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_tasks_share_as_many_models_as_the_memory_plan_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))  # of one compiler, for those of others are other models
+    benchmark = libero_benchmark("LIBERO-Goal")
+    models = {libero_compile.compiled_task(task.suite, task.name, lambda one: one.model) for task in benchmark.tasks}
+    assert len(models) == benchmark.num_models == 1
 
 
 def test_damaged_start_regions_are_compiled_anew(compiled: list[str], tmp_path: Path) -> None:
