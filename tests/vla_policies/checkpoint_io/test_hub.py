@@ -66,15 +66,15 @@ def test_the_cause_behind_a_failure_is_told() -> None:
 def test_a_login_page_in_place_of_the_hub_is_said_to_be(
     answer: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server = LoopbackHub()
-    server.repos["me/x"] = Repo(private=False)
     monkeypatch.setattr(Handler, "info", lambda self, name, revision: self.answer(200, answer))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
-    with pytest.raises(BadValue, match=rf"{server.url} does not answer as the Hub does .*; see HF_ENDPOINT"):
-        fetch(HubId("me/x", None), allow=["*.json"])
-    server.shutdown()
+    with LoopbackHub() as server:
+        server.repos["me/x"] = Repo(private=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
+        with pytest.raises(BadValue, match=rf"{server.url} does not answer as the Hub does .*; see HF_ENDPOINT"):
+            fetch(HubId("me/x", None), allow=["*.json"])
+        server.shutdown()
 
 
 def test_a_failed_request_is_one_bad_value() -> None:
