@@ -23,8 +23,8 @@ from vla_gym.specs import RenderQuality, StartState, Task
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
 NUMBA = find_spec("numba") is not None
-"""Whether triangles that nobody sees can be left out of fast pictures. Full ones have shadows, which also what is not
-seen may throw."""
+"""Whether triangles that nobody sees can be left out of fast pictures, which stay the same bit for bit. Full ones have
+shadows, which also what is not seen may throw."""
 SETTLE_ACTION = np.zeros(4, dtype=np.float32)
 
 
@@ -60,7 +60,7 @@ class RendererPool:
 
     def _set_up(self, model: mujoco.MjModel) -> Camera:
         full = self._quality == "full"
-        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA, exact=False)
+        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA)
         forget_textures(model)
         return camera
 
