@@ -153,15 +153,33 @@ def option_names(env_id: str) -> tuple[str, ...]:
     """Names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
     env_id = canonical_id(env_id)
     suite = env_id.rpartition("/")[0]
-    return _options(_family(suite if _is_listed(suite) else env_id)[0])
+    return (*_options(_family(suite if _is_listed(suite) else env_id)[0]), "max_episode_steps")
 
 
-def find_benchmark(env_id: str, /, **options: Any) -> Benchmark:
+def find_benchmark(env_id: str, /, *, max_episode_steps: int | None = None, **options: Any) -> Benchmark:
     """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3"; any case will do.
 
-    `options` go to the family's function (`split`, a protocol ...). Raises `UnknownName` for an id, a task or an
-    option that does not exist.
+    Args:
+        env_id: a listed id, or one with `/<task index>`.
+        max_episode_steps: policy steps after which every episode is cut off, instead of the protocol's horizon.
+        options: of the family's function (`split`, a protocol ...).
+
+    Raises:
+        UnknownName: for an id, a task or an option that does not exist.
+        BadValue: for a value that is not allowed.
     """
+    benchmark = _find(env_id, options)
+    if max_episode_steps is None:
+        return benchmark
+    check_integer("max_episode_steps", max_episode_steps, 1)
+    return dataclasses.replace(
+        benchmark,
+        tasks=tuple(dataclasses.replace(task, horizon=max_episode_steps) for task in benchmark.tasks),
+        protocol={**benchmark.protocol, "max_episode_steps": max_episode_steps},
+    )
+
+
+def _find(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     env_id = canonical_id(env_id)
     suite, _, task = env_id.rpartition("/")
     if not suite or _is_listed(env_id):

@@ -35,13 +35,32 @@ def test_one_task_is_a_benchmark_of_its_own() -> None:
 
 def test_options_go_to_the_family() -> None:
     assert find_benchmark("Toy-Reach", split="test").simulator_kwargs == {"split": "test"}
-    assert [option_names(name) for name in ("Toy-Reach", "toy-reach/2")] == [("split",), ("split",)]
+    assert [option_names(name) for name in ("Toy-Reach", "toy-reach/2")] == [("split", "max_episode_steps")] * 2
     with pytest.raises(UnknownName, match="no environment 'Toy-Rich'"):
         option_names("Toy-Rich")
     with pytest.raises(UnknownName, match=r"no option of Toy-Reach 'spilt'.*Did you mean 'split'"):
         find_benchmark("Toy-Reach", spilt="test")
     with pytest.raises(UnknownName, match=r"no split 'tset'.*Did you mean 'test'"):
         find_benchmark("Toy-Reach", split="tset")
+
+
+def test_episodes_of_another_length() -> None:
+    benchmark = find_benchmark("Toy-Reach", max_episode_steps=5)
+    assert [task.horizon for task in benchmark.tasks] == [5, 5, 5]
+    assert benchmark.protocol["max_episode_steps"] == 5
+    assert [task.horizon for task in find_benchmark("Toy-Reach/1", max_episode_steps=7).tasks] == [7]
+    envs = make_vec("Toy-Reach", chunk=3, max_episode_steps=5)
+    envs.reset(seed=0)
+    still = np.zeros(envs.action_space.shape, np.float32)
+    ends = [envs.step(still)[2:4] for _ in range(2)]
+    envs.close()
+    assert [(bool(terminated), bool(truncated)) for terminated, truncated in ends] == [(False, False), (False, True)]
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "5"])
+def test_a_length_that_is_no_number_of_steps(steps: object) -> None:
+    with pytest.raises(BadValue, match="max_episode_steps must be an integer"):
+        find_benchmark("Toy-Reach", max_episode_steps=steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
