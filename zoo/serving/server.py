@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, one_line
 from zoo.serving.access import HEALTH, METADATA, METRICS, allowed, seed_in
 from zoo.serving.batching import Batcher, Decide
 from zoo.serving.declaration import Declaration
@@ -232,7 +232,7 @@ class PolicyServer:
             if isinstance(asked, Request):
                 asked = session.answer(await self._batcher.submit(number, asked))
         except VLAZooError as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(str(error))
             self.metrics.refused["message"] += 1
             LOGGER.warning("%s refused: %s", name, reason[:300])
             await self._send(ws, session.refusal(reason))

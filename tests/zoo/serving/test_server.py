@@ -122,6 +122,20 @@ def test_a_wrong_message_is_one_line_and_the_next_is_answered(
     assert server.metrics.refused["message"] == len(wrong)
 
 
+def test_a_refusal_holds_nothing_that_steers_a_terminal(
+    serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "warning", lambda *a: logged.append(a[0] % a[1:]))
+    with serving(echo(declaration), declaration) as server, opened(server) as ws:
+        ws.recv(timeout=20)
+        refusal = ask(ws, question(declaration, vla_zoo={"\x1b[2J\x1b]0;owned\x07": 1}))
+    assert refusal.isprintable()
+    assert "x1b[2J" in refusal
+    assert len(logged) == 1
+    assert logged[0].isprintable()
+
+
 def test_a_fault_of_the_policy_stays_in_the_log(
     serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
