@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
-from vla_gym.reading import file_sha256
-from vla_policies.checkpoint_io.hub import OWN_BASE, call, parse_hub_id
+from vla_gym.reading import file_sha256, inside
+from vla_policies.checkpoint_io.hub import OWN_BASE, POLICY_FILES, call, parse_hub_id
 from vla_policies.checkpoint_io.json_records import to_json
 from zoo.files import content_of, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
@@ -37,7 +38,7 @@ from zoo.runs.folder import (
 )
 from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import lacks_evaluation
-from zoo.runs.seal import HASHES, sealed
+from zoo.runs.seal import HASHES, check_seal, sealed
 
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE, SCORE_FILE)
@@ -122,21 +123,41 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
     """Map paths in the repository to files here; those that must differ from the run's are written to `scratch`."""
     run = publication.run
     policy = policy_folder(str(run.path))
+    saved = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
+    _check_whole(run, policy, saved)
     weights = weights_sha256(policy) if (run.path / RESULTS_FILE).is_file() else None
-    files = {file.name: file for file in files_of(policy) if file.name not in _TRAINING_ONLY}
-    files |= {name: run.path / name for name in RUN_RECORDS if (run.path / name).is_file()}
+    files = {file.name: file for file in _sent_of(policy) if file.name not in _TRAINING_ONLY}
+    files |= {name: inside(run.path, name, run.path) for name in RUN_RECORDS if (run.path / name).is_file()}
     if RESULTS_FILE in files and not is_of_weights(read_json(files[RESULTS_FILE]), weights):
         del files[RESULTS_FILE]
-    saved = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
     if saved is not None:
-        files |= {f"checkpoints/step_{saved}/{file.name}": file for file in files_of(run.checkpoint(saved))}
+        files |= {f"checkpoints/step_{saved}/{file.name}": file for file in _sent_of(run.checkpoint(saved))}
     if videos := run.own_videos():
-        files[REPLAY] = videos[-1]
+        files[REPLAY] = inside(run.videos, videos[-1].name, run.videos)
     if publication.base is not None:
         _rename_base(files, publication.base, scratch)
     card = scratch / CARD
     card.write_text(model_card(card_facts(publication, policy, weights, files, saved_step=saved)), encoding="utf-8")
     return {**files, CARD: card}
+
+
+def _check_whole(run: RunFolder, policy: Path, saved_step: int | None) -> None:
+    """Raise `BadValue` where the policy, or the checkpoint that would be sent beside it, is damaged or lacks a file."""
+    # It loads torch, which a command's flags do without.
+    from vla_policies.checkpoint_io.certificate import check_certificate
+
+    check_certificate(policy, whole=True)
+    if not any(policy.glob("*.safetensors")):
+        raise BadValue(f"'{policy}' holds no weights (*.safetensors)")
+    if saved_step is not None:
+        checkpoint = run.checkpoint(saved_step)
+        with content_of(checkpoint / STATE_FILE):
+            check_seal(checkpoint, read_json(checkpoint / STATE_FILE))
+
+
+def _sent_of(folder: Path) -> list[Path]:
+    """The folder's files that a download of a policy would bring; whatever else lies there stays here."""
+    return [file for file in files_of(folder) if any(fnmatch(file.name, pattern) for pattern in POLICY_FILES)]
 
 
 def card_facts(

@@ -7,6 +7,7 @@ parsed in threads, and its answer has a time limit. Errors reach a client as one
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -23,7 +24,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, one_line, os_reason
 from zoo.serving.access import HEALTH, METADATA, METRICS, allowed, seed_in
 from zoo.serving.batching import Batcher, Decide
 from zoo.serving.declaration import Declaration
@@ -36,6 +37,8 @@ MOST_FAULTS = 20
 """Refused messages in a row after which a connection is closed."""
 SEND_SECONDS = 20.0
 """How long a client may take to read an answer."""
+FULL_SECONDS = 60.0
+"""How often at most the log says that no more connections can be opened."""
 STOP_SECONDS = 30.0
 """How long requests under way are given when the server stops."""
 
@@ -82,11 +85,13 @@ class PolicyServer:
         self._decide = decide
         self._stopping = asyncio.Event()
         self._idle: set[ServerConnection] = set()
+        self._told_full = -FULL_SECONDS
 
     async def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`; requests under way are then answered. Raises `BadValue` where it cannot listen."""
         settings = self._settings
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._report)
         self._batcher = Batcher(
             self._decide, window=settings.window, max_batch=settings.max_batch, metrics=self.metrics
         )
@@ -110,6 +115,15 @@ class PolicyServer:
     def stop(self) -> None:
         """Take no more requests and end `run` once those under way are answered; any thread may call it."""
         self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log one line, once in `FULL_SECONDS`, where asyncio tells of every try to accept a connection."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._told_full + FULL_SECONDS:
+            self._told_full = loop.time()
+            LOGGER.warning("new connections wait: %s", os_reason(error))
 
     async def _listen(self) -> Server:
         settings = self._settings
@@ -232,7 +246,7 @@ class PolicyServer:
             if isinstance(asked, Request):
                 asked = session.answer(await self._batcher.submit(number, asked))
         except VLAZooError as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(str(error))
             self.metrics.refused["message"] += 1
             LOGGER.warning("%s refused: %s", name, reason[:300])
             await self._send(ws, session.refusal(reason))

@@ -1,8 +1,8 @@
 """Values on the wire: msgpack with arrays, in the two encodings that openpi and vla-eval use.
 
 openpi's `msgpack_numpy` marks an array by bytes keys (`b"__ndarray__"`), vla-eval's `numpy_codec` by text keys and may
-send a picture as PNG or JPEG (`"__image__"`). Reading takes both; whatever a peer sends, nothing is unpickled, no more
-is allocated than the message holds (of a picture: than its stated shape), and every fault is a `BadValue`.
+send a picture as PNG or JPEG (`"__image__"`). Reading takes both; whatever a peer sends, nothing is unpickled, what a
+message unfolds to is bounded (`MAX_VALUES`, `MAX_DECODED`), and every fault is a `BadValue`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,10 @@ from vla_gym.system.extras import install_command
 
 MAX_ITEMS = 4096
 """Most entries of a list or a mapping in a message."""
+MAX_VALUES = 65_536
+"""Most lists, mappings and entries of them in a message: an empty list is one byte of a message and 64 in memory."""
+MAX_DECODED = 2 * LARGEST_IMAGE * LARGEST_IMAGE * 3
+"""Most bytes of a message's PNG and JPEG pictures together, decoded."""
 MAX_DIMS = 8
 """Most dimensions of an array in a message."""
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("b1", "i1", "u1", "f2", "f4", "f8")} | {
@@ -62,10 +66,12 @@ def unpack(data: bytes) -> Any:
     """Decode a message of either encoding; raises `BadValue` for anything but one whole, modest value."""
     import msgpack
 
+    room = _Room()
     try:
         return msgpack.unpackb(
             data,
-            object_hook=_decoded,
+            object_hook=room.mapping,
+            list_hook=room.sequence,
             ext_hook=_refuse_extension,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
@@ -106,15 +112,41 @@ def _array_fields(array: np.ndarray, key: Callable[[str], Any]) -> dict[Any, Any
     return {key(name): value for name, value in values.items()}
 
 
-def _decoded(fields: dict[Any, Any]) -> Any:
-    """Return the array or picture that a mapping stands for, else the mapping."""
+class _Room:
+    """What one message may still unfold to; a message that wants more is refused with `BadValue`."""
+
+    def __init__(self) -> None:
+        self._values, self._decoded = MAX_VALUES, MAX_DECODED
+
+    def sequence(self, values: Sequence[Any]) -> Sequence[Any]:
+        self._count(values)
+        return values
+
+    def mapping(self, fields: dict[Any, Any]) -> Any:
+        """Return the array or picture that a mapping stands for, else the mapping."""
+        self._count(fields)
+        return _decoded(fields, self)
+
+    def decode(self, size: int) -> None:
+        """Take the bytes of a picture that is to be decoded."""
+        self._decoded -= size
+        if self._decoded < 0:
+            raise BadValue(f"the pictures of a message may have {MAX_DECODED} bytes once they are decoded, not more")
+
+    def _count(self, values: Sized) -> None:
+        self._values -= 1 + len(values)
+        if self._values < 0:
+            raise BadValue(f"a message may hold {MAX_VALUES} lists, mappings and entries of them, not more")
+
+
+def _decoded(fields: dict[Any, Any], room: _Room) -> Any:
     if b"__npgeneric__" in fields:
         return _scalar(fields)
     for key in (str.encode, str):
         if key("__ndarray__") in fields:
             data, dtype, shape = (fields.get(key(name)) for name in ("data", "dtype", "shape"))
             return _array(data, dtype, shape)
-    return _picture(fields) if "__image__" in fields else fields
+    return _picture(fields, room) if "__image__" in fields else fields
 
 
 def _scalar(fields: Mapping[Any, Any]) -> np.generic:
@@ -153,7 +185,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _picture(fields: Mapping[Any, Any]) -> np.ndarray:
+def _picture(fields: Mapping[Any, Any], room: _Room) -> np.ndarray:
     """Decode vla-eval's picture; its file's size must be the stated one before a pixel of it is decoded."""
     from PIL import Image
 
@@ -168,6 +200,7 @@ def _picture(fields: Mapping[Any, Any]) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=[form.upper()]) as opened:
             if opened.size != (shape[1], shape[0]) or opened.mode != "RGB":
                 raise BadValue(f"a picture of {list(shape)} holds {opened.mode} {opened.size}")
+            room.decode(math.prod(shape))
             return np.asarray(opened)
     except BadValue:
         raise

@@ -497,6 +497,70 @@ def test_training_succeeds_whatever_the_hub_does(
     assert said.err == ""
 
 
+def lose_weights(run: Path) -> None:
+    (run / "best" / "model.safetensors").unlink()
+
+
+def flip_a_bit(run: Path) -> None:
+    weights = run / "best" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def flip_a_bit_of_the_checkpoint(run: Path) -> None:
+    (moments,) = (run / "checkpoints").glob("step_1*/optimizer.safetensors")
+    content = moments.read_bytes()
+    moments.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def lose_the_checkpoints_state(run: Path) -> None:
+    (state,) = (run / "checkpoints").glob("step_1*/training_state.json")
+    state.unlink()
+
+
+def link_a_record_elsewhere(run: Path) -> None:
+    (run / "monitor.csv").unlink()
+    (run / "monitor.csv").symlink_to("/etc/hostname")
+
+
+def link_the_film_elsewhere(run: Path) -> None:
+    Path("film").write_text("newer than the run's own")
+    (run / "videos" / "step_9999.mp4").symlink_to(Path("film").absolute())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_weights, "lacks model.safetensors"),
+        (flip_a_bit, "model.safetensors has other content"),
+        (flip_a_bit_of_the_checkpoint, "optimizer.safetensors does not hold what was written"),
+        (lose_the_checkpoints_state, "training_state.json"),
+        (link_a_record_elsewhere, "names 'monitor.csv', which links to a place outside"),
+        (link_the_film_elsewhere, "names 'step_9999.mp4', which links to a place outside"),
+    ],
+)
+def test_a_damaged_run_is_not_sent_over_a_good_one(
+    run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], message: str
+) -> None:
+    assert guarded(push_to_hub.run, ["-i", str(run), RUN]) == 0
+    good = dict(hub.repos[RUN].files)
+    damage(run)
+    capsys.readouterr()
+    assert guarded(push_to_hub.run, ["-i", str(run), RUN]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert hub.repos[RUN].files == good
+
+
+def test_what_a_policy_does_not_read_stays_here(run: Path, hub: LoopbackHub) -> None:
+    for name in ("id_rsa", "old.pkl", "modeling.py"):
+        (run / "best" / name).write_text("mine")
+        (run / "checkpoints" / f"step_{RunFolder(run).saved_steps()[-1]}" / name).write_text("mine")
+    assert guarded(push_to_hub.run, ["-i", str(run), RUN]) == 0
+    assert b"mine" not in hub.repos[RUN].files.values()
+
+
 def test_ctrl_c_in_an_upload_is_no_failed_training(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

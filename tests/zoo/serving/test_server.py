@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -122,6 +123,20 @@ def test_a_wrong_message_is_one_line_and_the_next_is_answered(
     assert server.metrics.refused["message"] == len(wrong)
 
 
+def test_a_refusal_holds_nothing_that_steers_a_terminal(
+    serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "warning", lambda *a: logged.append(a[0] % a[1:]))
+    with serving(echo(declaration), declaration) as server, opened(server) as ws:
+        ws.recv(timeout=20)
+        refusal = ask(ws, question(declaration, vla_zoo={"\x1b[2J\x1b]0;owned\x07": 1}))
+    assert refusal.isprintable()
+    assert "x1b[2J" in refusal
+    assert len(logged) == 1
+    assert logged[0].isprintable()
+
+
 def test_a_fault_of_the_policy_stays_in_the_log(
     serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +224,24 @@ def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declarati
             stuck.socket.close()
         for half in left:
             half.close()
+
+
+def test_a_process_without_a_file_left_says_so_once(
+    serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(logging.getLogger("asyncio"), "error", lambda *a, **_: told.append(a[0]))
+    monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "warning", lambda *a: told.append(a[0] % a[1:]))
+    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    with serving(echo(declaration), declaration) as server:
+        for error in (full, full, full, ValueError("another")):  # asyncio tells 512 times a second
+            context = {"message": "socket.accept() out of system resource", "exception": error}
+            server._loop.call_soon_threadsafe(server._loop.call_exception_handler, context)
+        with opened(server) as ws:
+            ws.recv(timeout=20)
+    assert len(told) == 2
+    assert "new connections wait: Too many open files" in told[0]
+    assert "out of system resource" in told[1]
 
 
 def test_a_stop_answers_what_is_under_way(serving: Serving, declaration: Declaration) -> None:

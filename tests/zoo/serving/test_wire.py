@@ -136,6 +136,25 @@ def test_everything_else_is_refused_by_name(data: bytes, said: str) -> None:
     assert "\n" not in str(failure.value)
 
 
+def test_a_message_unfolds_to_so_many_values_and_no_more() -> None:
+    assert unpack(msgpack.packb([[[]] * 1000] * 10)) == [[[]] * 1000] * 10
+    with pytest.raises(BadValue, match="65536 lists, mappings and entries"):
+        unpack(msgpack.packb([[[]] * 4000] * 10))
+    with pytest.raises(BadValue, match="65536 lists, mappings and entries"):
+        unpack(msgpack.packb([[{}] * 4000] * 10))
+
+
+def test_the_pictures_of_a_message_are_bounded_together() -> None:
+    def message(pictures: int) -> bytes:
+        one = {"__image__": True, "format": "png", "data": png((1024, 1024)), "shape": [1024, 1024, 3]}
+        return msgpack.packb([one] * pictures)
+
+    assert len(message(9)) < 100_000
+    assert len(unpack(message(8))) == 8
+    with pytest.raises(BadValue, match="25165824 bytes once they are decoded"):
+        unpack(message(9))
+
+
 def test_objects_are_not_written_either() -> None:
     with pytest.raises(TypeError, match="no place on the wire"):
         pack_openpi({"x": np.array([object()])})
