@@ -7,7 +7,7 @@ import argparse
 import math
 from dataclasses import dataclass
 
-STEPS_PER_CORE = 43.6 / 2
+STEPS_PER_CORE = 92.7 / 2
 """LIBERO control steps per second and core, pictures included: docs/libero.md, two slots on two cores."""
 WORKER_GB, SLOT_GB = 2.2, 0.4
 """Memory of a simulator worker with one slot, and of each further slot: docs/libero.md."""
@@ -15,7 +15,7 @@ BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
 """Of the network, and of adapters of rank 32 with the critic: docs/models.md, Memory."""
 LORA_BYTES, FULL_BYTES = 4, 2
 """Of a trained parameter and of its gradient on the wire: float32 adapters, bf16 full weights."""
-DECISION_BYTES = 197_506
+DECISION_BYTES = 197_514
 """Of one decision in the rollout buffer, one camera: `python -m zoo.plan --env LIBERO-130 --policy openvla-oft`."""
 
 

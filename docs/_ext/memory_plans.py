@@ -35,6 +35,8 @@ INSTANCES = {
     "default": "Toy-Reach",
 }
 """Of recipes that stand for several environments, the one that is planned."""
+WORKERS = 2
+"""Most processes that draw pictures, whatever the cores of the machine that counts."""
 MANY = 64
 """Environments from which on a recipe is of the published size, for 8 GPUs."""
 
@@ -72,7 +74,7 @@ def planned(algo: str, key: str) -> Planned:
     small = (config.policy_kwargs.get("backbone_kwargs") or {}).get("size") == "tiny"
     ranks = 8 if (config.num_envs >= MANY and not small) or half else 1
     plan = RunPlan.resolve(config, ranks, accelerator=True)
-    return Planned(config, plan.batch, plan.num_workers, Rank(num_learners=ranks, sharded=half))
+    return Planned(config, plan.batch, min(plan.num_workers, WORKERS), Rank(num_learners=ranks, sharded=half))
 
 
 def row(algo: str, key: str) -> tuple[str, ...]:

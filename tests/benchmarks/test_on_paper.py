@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.on_paper import LORA_BYTES, LORA_PARAMETERS, Recipe, needs, table
+from benchmarks.on_paper import DECISION_BYTES, LORA_BYTES, LORA_PARAMETERS, STEPS_PER_CORE, Recipe, needs, table
+from zoo.cli.run_flags import resolve_new_run
+from zoo.config.batch_plan import benchmark_of
+from zoo.config.memory_plan import rollout_needs
+from zoo.train import parser
+from zoo.training.run_plan import RunPlan
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_eight_gpus_with_adapters_by_hand():
     one = needs(8, Recipe(), LORA_PARAMETERS, LORA_BYTES)
-    # 8 GPUs x 8 envs x 64 decisions x 8 steps; at 21.8 steps a second and core in 60 s: 25.05 cores.
+    # 8 GPUs x 8 envs x 64 decisions x 8 steps; at 46.35 steps a second and core in 60 s: 11.78 cores.
     assert one.simulator_steps == 32_768
-    assert one.cores == 26
-    # 26 workers of 2.2 GB and 38 further slots of 0.4 GB; 4096 decisions of 197,506 B.
-    assert one.simulator_gb == pytest.approx(72.4)
+    assert one.cores == 12
+    # 12 workers of 2.2 GB and 52 further slots of 0.4 GB; 4096 decisions of 197,514 B.
+    assert one.simulator_gb == pytest.approx(47.2)
     assert one.columns_gb == pytest.approx(0.809, abs=1e-3)
     # 112,991,744 parameters of 4 B: 0.452 GB; eight steps of 2 x 7/8 of it; one copy.
     assert one.gradients_gb == pytest.approx(8 * 1.75 * 0.451967, rel=1e-5)
@@ -23,6 +31,20 @@ def test_eight_gpus_with_adapters_by_hand():
 
 
 def test_the_page_shows_this_table():
-    page = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text(encoding="utf-8")
+    page = (DOCS / "scale-out.md").read_text(encoding="utf-8")
     for line in table((8, 64, 512), Recipe()):
         assert line in page
+
+
+def test_the_simulators_speed_is_that_of_their_page():
+    libero, here = ((DOCS / name).read_text(encoding="utf-8") for name in ("libero.md", "scale-out.md"))
+    both = re.search(r"\| control steps per second, both environments \| ([\d.]+) ", libero)
+    assert both is not None
+    assert pytest.approx(float(both[1]) / 2) == STEPS_PER_CORE
+    assert f"{STEPS_PER_CORE:.0f} control steps per second and core" in here
+
+
+def test_a_decisions_bytes_are_those_of_the_plan():
+    config = resolve_new_run(parser().parse(["--env", "LIBERO-130", "--policy", "openvla-oft"]))
+    (buffer,) = rollout_needs(RunPlan.resolve(config, 1).batch, config, benchmark_of(config))
+    assert f"{DECISION_BYTES:,} B" in buffer.what

@@ -146,7 +146,7 @@ PROTOCOLS: dict[str, MetaWorldProtocol] = {
 
 
 def default_protocol(env_id: str) -> str:
-    """Return RLinf's: its ML45 numbers are for episodes of 160 steps, all others for 100."""
+    """Return RLinf's: 160 steps, as it evaluates, for ML45; for all others 100, as it trains."""
     return "rlinf-ml45" if env_id.startswith("MetaWorld-ML45") else "rlinf"
 
 
