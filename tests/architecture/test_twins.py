@@ -48,6 +48,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     "zoo/runs/test_report_page.py": ("zoo/report.py",),
     # A run from start to end, stopped and gone on.
     "zoo/training/test_checkpoint.py": (
+        "zoo/training/rl_trainer.py",
         "zoo/training/setup.py",
         "zoo/training/train.py",
         "zoo/training/trainer.py",
