@@ -226,30 +226,34 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None
     ) -> None:
         """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
-        learner, go_on = self.learner, True
-        with learner.train_critic() if loss.critic_only else nullcontext():
+        with self.learner.train_critic() if loss.critic_only else nullcontext():
             for _ in range(count):
-                metrics.begin_epoch()
-                demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
-                for micro_batches in data.minibatches(self._n_updates):
-                    metrics.begin_minibatch()
-                    learner.zero_grad()
-                    if anchor is not None:
-                        metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
-                    for micro_batch in micro_batches:
-                        with learner.accumulate(last=micro_batch.last):
-                            value, terms, scores = learner.score(micro_batch.batch, loss)
-                            learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
-                        metrics.add(terms, scores, micro_batch)
-                    go_on = loss.critic_only or self._heed_kl(metrics)
-                    if not go_on:
-                        learner.zero_grad()
-                        break
-                    grad_norm, stepped = learner.apply()
-                    metrics.add_step(grad_norm, stepped=stepped)
+                finished = self._make_pass(loss, data, metrics, anchor)
                 self._n_updates += 1
-                if not go_on:
+                if not finished:
                     break
+
+    def _make_pass(self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None) -> bool:
+        """Take an optimiser step with every minibatch; return False where the policy left `target_kl` before."""
+        learner = self.learner
+        metrics.begin_epoch()
+        demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
+        for micro_batches in data.minibatches(self._n_updates):
+            metrics.begin_minibatch()
+            learner.zero_grad()
+            if anchor is not None:
+                metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
+            for micro_batch in micro_batches:
+                with learner.accumulate(last=micro_batch.last):
+                    value, terms, scores = learner.score(micro_batch.batch, loss)
+                    learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
+                metrics.add(terms, scores, micro_batch)
+            if not (loss.critic_only or self._heed_kl(metrics)):
+                learner.zero_grad()
+                return False
+            grad_norm, stepped = learner.apply()
+            metrics.add_step(grad_norm, stepped=stepped)
+        return True
 
     def _heed_kl(self, metrics: UpdateMetrics) -> bool:
         """Adapt the learning rate to the KL of the latest minibatch; return whether that leaves the update going on."""
