@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
+from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates, rank_means, value_range
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_learnable
@@ -180,6 +182,19 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             dual_clip=self.dual_clip,
             ent_coef=self.ent_coef,
             kl_coef=self.kl_coef,
+        )
+
+    def update_health(self, metrics: UpdateMetrics, actor: Mapping[str, float]) -> UpdateHealth:
+        """Return what warnings look at in any update; `actor`: its `metrics.actor()`, empty without a minibatch."""
+        health = UpdateHealth(skipped_steps=metrics.skipped_steps, half_precision=in_half_precision(self.policy))
+        if not actor:
+            return health
+        return replace(
+            health,
+            clip_fraction=actor["train/actor/clip_fraction"],
+            kl=actor["train/actor/approx_kl_k3"],
+            entropy=discrete_entropy(self.policy, actor["train/actor/entropy"]),
+            ratio_gap=actor["train/actor/ratio_first_gap"],
         )
 
     # Subclasses -------------------------------------------------------------------------------------
