@@ -17,6 +17,8 @@ from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
+from vla_policies.conventions import check_lengths
+from vla_policies.registry import FAMILIES
 from zoo.cli.acting import (
     can_sample,
     check_acting,
@@ -292,8 +294,6 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
 
 def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
-    from vla_policies.registry import FAMILIES
-
     if is_server(args.policy):
         served = find_server(args, kwargs)
         return _Agent(
@@ -348,8 +348,6 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: bool) -> None:
     """Raise `BadValue` for a policy that was made for other states or actions, before simulators start."""
-    from vla_policies.conventions import check_lengths
-
     check_lengths(
         policy.lengths,
         {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim},
