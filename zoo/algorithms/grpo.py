@@ -217,7 +217,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             self.logger.info(line)
         own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled])
         zero_variance, resampled = self.process_group.all_reduce_sum(own).tolist()
-        self._group_counts = {
+        self._group_counts: dict[str, Any] = {
             "groups": len(outcomes),
             "groups_with_signal": kept,
             "groups_left_out": len(outcomes) - kept - int(zero_variance),
