@@ -31,7 +31,7 @@ from torch.nn import functional
 from vla_gym.observation import encode_instruction
 from vla_policies import ActionSample, Conventions, VLAPolicy
 from vla_policies.modules.activation_checkpointing import store_activations
-from vla_policies.modules.lora import FusedLoraLinear
+from vla_policies.modules.fused_lora import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 from vla_policies.transfer import upload

@@ -1,7 +1,6 @@
-"""The interface between a model family and `VLAPolicy`. Families with token heads only implement `forward`.
+"""The interface between a model family and `VLAPolicy`.
 
-Backbone            prepare, act, evaluate, value: everything an algorithm calls
-└── TokenBackbone   a network that gives logits for every token of the chunk at once
+`TokenBackbone` and `FlowBackbone` implement most of it: a family that derives from one of them brings its network.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
-from vla_policies.actions.codec import ActionCodec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
-from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.actions.sampling import Sampling
 from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.checkpoint_io.weights import (
     check_tensors,
@@ -95,20 +92,6 @@ class Header:
     """Settings of token sampling."""
     model: Mapping[str, Any]
     """The family's own settings, as `Backbone.from_config` takes them."""
-
-
-@dataclass(frozen=True)
-class BackboneOutput:
-    """One forward pass of a token family."""
-
-    logits_BKAV: Tensor
-    """Unnormalised scores of every bin, any float dtype."""
-    value_B: Tensor
-    """State value, any float dtype."""
-    value_BK: Tensor | None = None
-    """Value of each step of the chunk, float32, where the critic has an output for each."""
-    privileged_BP: Tensor | None = None
-    """Prediction of `backbone.privileged`, where there is that head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,53 +342,3 @@ class Backbone(nn.Module, ABC):
     def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
         """The record of a decision from its env action alone, where the family allows that."""
         raise BadValue(f"'{self.family}' cannot score bare actions; use zoo.PPO or zoo.GRPO, which keep records")
-
-
-class TokenBackbone(Backbone):
-    """Discrete action tokens, the whole chunk in one pass: subclasses implement `forward`."""
-
-    def __init__(self, conventions: Conventions, codec: ActionCodec) -> None:
-        super().__init__(conventions)
-        self.codec = codec
-
-    @abstractmethod
-    def forward(self, inputs: PolicyInputs) -> BackboneOutput:
-        """Logits of all K x A tokens and the state value, from one pass over the shared prefix."""
-
-    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
-        return self._distribution(self(inputs), sampling)
-
-    def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
-        return {"token": self.codec.encode(action_BKA)}
-
-    def act(
-        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
-        output: BackboneOutput = self(inputs)
-        distribution = self._distribution(output, sampling)
-        token_BKA = distribution.draw(deterministic, noise)
-        return ActionSample(
-            action_BKA=self.codec.decode(token_BKA),
-            logprob_BKA=distribution.token_log_prob(token_BKA),
-            value_B=output.value_B.float(),
-            record={"token": token_BKA},
-            value_BK=output.value_BK,
-        )
-
-    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
-        output: BackboneOutput = self(inputs)
-        distribution = self._distribution(output, sampling)
-        return Evaluation(
-            logprob_BKA=distribution.token_log_prob(record["token"]),
-            entropy_BKA=distribution.token_entropy(),
-            value_B=output.value_B.float(),
-            value_BK=output.value_BK,
-            privileged_BP=output.privileged_BP,
-        )
-
-    def value(self, inputs: PolicyInputs) -> Tensor:
-        output: BackboneOutput = self(inputs)
-        return output.value_B.to(torch.float32)
-
-    def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
-        return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy)

@@ -9,10 +9,11 @@ import numpy as np
 
 from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.grid import caption
-from zoo.cli.agent import chosen_run, plan_rollout
+from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
+from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.evaluation.evaluator import EpisodeRecord, Frame
 from zoo.evaluation.replay import ActionLog

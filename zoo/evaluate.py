@@ -9,11 +9,12 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
-from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
+from zoo.cli.agent import RolloutPlan, plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_runs import evaluate_published
+from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE

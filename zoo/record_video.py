@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.system.writable_paths import check_destination
-from zoo.cli.agent import chosen_run, plan_rollout
+from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
+from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.evaluation.evaluator import Frame
 from zoo.evaluation.replay import ActionLog

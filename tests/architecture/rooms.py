@@ -25,7 +25,8 @@ ROOMS = {
             "modules",
             "backbone",
         ),
-        *("flow_backbone", "vlm_flow_config", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
+        *("token_backbone", "flow_backbone", "vlm_flow_config", "vlm_flow_backbone"),
+        *("nano", "openvla", "openvla_oft", "pi0", "smolvla"),
         *("registry", "recognition", "checkpoint_folder", "loading", "footprint", "canary", "policy"),
     ),
     "zoo": (

@@ -35,9 +35,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "zoo.algorithms.learner:_shard": TRAINING,
     "zoo.cli.acting": ROLLOUTS,
     "zoo.cli.agent": ROLLOUTS,
-    "zoo.cli.agent:_checkpoint": ROLLOUTS[:3],
-    "zoo.cli.agent:_numbered_run": ROLLOUTS[:3],
     "zoo.cli.arguments:key_values": ("zoo.train", "zoo.sft", *ROLLOUTS),
+    "zoo.cli.run_choice": ROLLOUTS[:3],
     "zoo.cli.served_agent": ROLLOUTS,
     "zoo.compare:_flags_of": (),  # flags of an evaluation that it puts together
     "zoo.cli.follow_flags": TRAINING,

@@ -29,7 +29,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     ),
     "vla_policies/smolvla/test_network.py": ("vla_policies/smolvla/layers.py",),
     "vla_policies/openvla/test_rl.py": ("vla_policies/openvla/family.py", "vla_policies/openvla/fresh.py"),
-    "vla_policies/test_policy.py": ("vla_policies/backbone.py",),
+    "vla_policies/test_policy.py": ("vla_policies/backbone.py", "vla_policies/token_backbone.py"),
     "vla_policies/test_loading.py": ("vla_policies/checkpoint_folder.py",),
     # Described once, driven where it runs.
     "vla_gym/test_gymnasium_envs.py": ("vla_gym/adapters/gymnasium_env.py",),
@@ -48,6 +48,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     "zoo/runs/test_report_page.py": ("zoo/report.py",),
     # A run from start to end, stopped and gone on.
     "zoo/training/test_checkpoint.py": (
+        "zoo/training/rl_trainer.py",
         "zoo/training/setup.py",
         "zoo/training/train.py",
         "zoo/training/trainer.py",

@@ -116,7 +116,7 @@ def test_what_cannot_be_watched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.cli.agent.agents_for", lambda env_id: [])
+    monkeypatch.setattr("zoo.cli.run_choice.agents_for", lambda env_id: [])
     assert guarded(enjoy.run, argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import UniformBins
-from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.modules.feature_cache import GIB, FeatureCache
@@ -31,6 +30,7 @@ from vla_policies.nano.layers import (
     state_codes,
 )
 from vla_policies.nano.processor import prepare_inputs
+from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 

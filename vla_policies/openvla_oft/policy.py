@@ -16,7 +16,7 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_bytes
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-from vla_policies.backbone import BackboneOutput, Draws, Header, ModelFolder, Request, TokenBackbone
+from vla_policies.backbone import Draws, Header, ModelFolder, Request
 from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
@@ -31,6 +31,7 @@ from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.processing.norm_stats import read_statistics
+from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 

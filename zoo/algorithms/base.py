@@ -1,15 +1,13 @@
-"""Settings, components and state of PPO and GRPO, and Stable-Baselines3's contract; the loop is in `on_policy`."""
+"""Components and state of PPO and GRPO behind Stable-Baselines3's contract; the loop is in `on_policy`."""
 
 from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -23,17 +21,16 @@ from stable_baselines3.common.policies import (
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
-from stable_baselines3.common.save_util import json_to_data, open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.ppo import PPO as SB3PPO
 
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
+from zoo.algorithms.arguments import check_plain_settings, policy_class_of, saved_attributes
 from zoo.algorithms.bc_anchor import BCAnchor, read_frames
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
@@ -47,12 +44,10 @@ from zoo.config.algorithm_configs import (
     KLReference,
     LogprobLevel,
     LossWeight,
-    OnPolicyConfig,
     StartSampling,
     check_anchor,
     folders_of,
 )
-from zoo.config.settings import annotations_of, check_fields
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -67,56 +62,12 @@ from zoo.rollout.env_views import chunk_view, plain_view, vector_view, vla_envs
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
 from zoo.rollout.types import RolloutStart
 
-PLAIN_REFUSES = {
-    "recompute_logprobs": False,
-    "logprob_level": "action",
-    "entropy_level": None,
-    "kl_coef": 0.0,
-    "reward_level": "chunk",
-    "value_level": "chunk",
-    "bootstrap_time_limit": True,
-    "bootstrap_termination": False,
-    "rounds_per_update": None,
-    "loss_weight": "decision",
-    "masked_minibatches": False,
-    "bc_coef": 0.0,
-    "bc_dataset": None,
-    "bc_batch_size": None,
-    "normalize_advantage_per_task": False,
-    "start_sampling": "uniform",
-}
-"""Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_source", "rollout_stats", "train_state", "tasks_seen", "clock"),
     *("training_warnings", "_collector", "_learner", "_reference", "_anchor", "_log_window", "_start_sampler"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
-_SB3_PPO = inspect.signature(SB3PPO.__init__).parameters.keys() - {"batch_size", "n_epochs"}
-"""Arguments with Stable-Baselines3's meaning, schedules and limits."""
-
-
-def constructor_settings(config: type[OnPolicyConfig], local: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`.
-
-    Raises `UnknownName` or `BadValue` for a setting of our own that `config` does not allow.
-    """
-    settings = {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
-    own = {name: kind for name, kind in annotations_of(config).items() if name not in _SB3_PPO}
-    check_fields(own, {name: settings[name] for name in own}, config.__name__.removesuffix("Config"))
-    return settings
-
-
-def saved_attributes(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> dict[str, Any]:
-    """Attributes of the model in a zip of `save`, whose weights are not read; raises `BadValue` for another file."""
-    opened = nullcontext(path) if isinstance(path, BufferedIOBase) else open_path(path, "r", suffix="zip")
-    try:
-        with opened as file, ZipFile(file) as archive:
-            text = archive.read("data").decode()
-    except (BadZipFile, KeyError) as error:
-        raise BadValue(f"'{path}' is no model that save wrote: {error}") from error
-    saved: dict[str, Any] = json_to_data(text, custom_objects)
-    return saved
 
 
 class StepsBar(ProgressBarCallback):
@@ -193,7 +144,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         **settings: Any,
     ) -> None:
         """Arguments that `OnPolicyAlgorithm` knows go to it; the other `settings` become attributes of their names."""
-        self._check_policy(policy)
+        policy_class = policy_class_of(policy, self.policy_aliases)
         vars(self).update({name: settings.pop(name) for name in sorted(settings.keys() - _SB3_SETTINGS)})
         self.process_group = current_process_group() if process_group is None else process_group
         self.rollout_source: RolloutSource | None = None
@@ -219,7 +170,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
             policy,
-            self._view(policy, env),
+            self._view(policy_class, env),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **settings,
@@ -230,7 +181,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     @property
     def chunked(self) -> bool:
         """Whether the policy acts in chunks (`VLAPolicy`), and so trains on a `ChunkRolloutBuffer`."""
-        return self._is_chunk(self.policy_class)
+        return is_chunk_policy(self.policy_class)
 
     @property
     def whole_episodes(self) -> bool:
@@ -537,24 +488,9 @@ class AlgorithmBase(OnPolicyAlgorithm):
             both.callbacks[-1].init_callback(self)
         return both
 
-    @classmethod
-    def _check_policy(cls, policy: object) -> None:
-        if isinstance(policy, type) or (isinstance(policy, str) and policy in cls.policy_aliases):
-            return
-        got = shown(policy) if isinstance(policy, str) else f"a {type(policy).__name__}"
-        raise BadValue(
-            f"policy must be {', '.join(cls.policy_aliases)} or a class, got {got}. Weights are chosen by "
-            "policy_kwargs={'backbone': FOLDER}, which save_pretrained writes"
-        )
-
-    @classmethod
-    def _view(cls, policy: str | type, env: Any) -> Any:
-        return chunk_view(env) if cls._is_chunk(policy) else plain_view(env)
-
-    @classmethod
-    def _is_chunk(cls, policy: str | type) -> bool:
-        policy_class = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
-        return policy_class is not None and is_chunk_policy(policy_class)
+    @staticmethod
+    def _view(policy_class: type[BasePolicy], env: Any) -> Any:
+        return chunk_view(env) if is_chunk_policy(policy_class) else plain_view(env)
 
     def _setup_model(self) -> None:
         if self.env is not None:  # that of a model which is loaded may be another than it was saved with
@@ -595,11 +531,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 f"{self.policy_class.__name__} is trained in one process; several are for policies with `act` and "
                 "`evaluate`, such as 'VLAPolicy'"
             )
-        for name, off in PLAIN_REFUSES.items():
-            if getattr(self, name) != off:
-                raise BadValue(
-                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {shown(off)}"
-                )
+        check_plain_settings(vars(self))
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

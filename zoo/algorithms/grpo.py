@@ -22,17 +22,11 @@ from zoo.algorithms.advantages import (
     task_moments,
     write_group_weights,
 )
-from zoo.algorithms.base import constructor_settings
+from zoo.algorithms.arguments import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters
-from zoo.algorithms.training_warnings import (
-    NothingToLearn,
-    UpdateHealth,
-    discrete_entropy,
-    in_half_precision,
-    nothing_to_learn,
-)
+from zoo.algorithms.training_warnings import NothingToLearn, nothing_to_learn
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
 from zoo.config.algorithm_configs import (
     GroupAdvantage,
@@ -45,7 +39,7 @@ from zoo.config.algorithm_configs import (
 )
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import RolloutCollector, is_chunk_policy
+from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
 from zoo.rollout.round_collector import decisions_of_an_episode
@@ -152,7 +146,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             rollout_buffer_kwargs={"rollouts": rollouts_per_update},
         )
         self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
-        if not is_chunk_policy(self.policy_class):
+        if not self.chunked:
             raise BadValue(
                 f"GRPO needs a policy with `act` and `evaluate`, such as 'VLAPolicy'; got {self.policy_class.__name__}"
             )
@@ -219,17 +213,17 @@ class GRPO(VLAOnPolicyAlgorithm):
         outcomes = all_outcomes(groups.outcomes, signal_P, self.process_group)
         self._count_no_signal(outcomes, stats.episodes)
         kept = sum(group.kept for group in outcomes)
-        self._health = {
-            "groups": len(outcomes),
-            "groups_with_signal": kept,
-            "groups_solved": sum(group.successes == group.size for group in outcomes),
-            "no_signal_updates": self._barren_updates,
-        }
         for line in group_lines(outcomes):
             self.logger.info(line)
         own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled])
         zero_variance, resampled = self.process_group.all_reduce_sum(own).tolist()
-        self._health["groups_left_out"] = len(outcomes) - kept - int(zero_variance)
+        self._group_counts: dict[str, Any] = {
+            "groups": len(outcomes),
+            "groups_with_signal": kept,
+            "groups_left_out": len(outcomes) - kept - int(zero_variance),
+            "groups_solved": sum(group.successes == group.size for group in outcomes),
+            "no_signal_updates": self._barren_updates,
+        }
         extra_rounds = float(self.process_group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
         values = {
             "rollout/groups_kept": kept / len(outcomes),
@@ -286,18 +280,9 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        half = in_half_precision(self.policy)
-        health = UpdateHealth(**self._health, skipped_steps=metrics.skipped_steps, half_precision=half)
-        if not metrics.empty:
-            values = metrics.actor()
+        values = {} if metrics.empty else metrics.actor()
+        if values:
             self.record(metrics.as_sb3() | values)
             self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
             self.logger.record("train/clip_range", loss.clip_low)
-            health = replace(
-                health,
-                clip_fraction=values["train/actor/clip_fraction"],
-                kl=values["train/actor/approx_kl_k3"],
-                entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
-                ratio_gap=values["train/actor/ratio_first_gap"],
-            )
-        self.training_warnings.check(health)
+        self.training_warnings.check(replace(self.update_health(metrics, values), **self._group_counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
+from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates, rank_means, value_range
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_learnable
@@ -182,6 +184,19 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             kl_coef=self.kl_coef,
         )
 
+    def update_health(self, metrics: UpdateMetrics, actor: Mapping[str, float]) -> UpdateHealth:
+        """Return what warnings look at in any update; `actor`: its `metrics.actor()`, empty without a minibatch."""
+        health = UpdateHealth(skipped_steps=metrics.skipped_steps, half_precision=in_half_precision(self.policy))
+        if not actor:
+            return health
+        return replace(
+            health,
+            clip_fraction=actor["train/actor/clip_fraction"],
+            kl=actor["train/actor/approx_kl_k3"],
+            entropy=discrete_entropy(self.policy, actor["train/actor/entropy"]),
+            ratio_gap=actor["train/actor/ratio_first_gap"],
+        )
+
     # Subclasses -------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -226,30 +241,34 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None
     ) -> None:
         """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
-        learner, go_on = self.learner, True
-        with learner.train_critic() if loss.critic_only else nullcontext():
+        with self.learner.train_critic() if loss.critic_only else nullcontext():
             for _ in range(count):
-                metrics.begin_epoch()
-                demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
-                for micro_batches in data.minibatches(self._n_updates):
-                    metrics.begin_minibatch()
-                    learner.zero_grad()
-                    if anchor is not None:
-                        metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
-                    for micro_batch in micro_batches:
-                        with learner.accumulate(last=micro_batch.last):
-                            value, terms, scores = learner.score(micro_batch.batch, loss)
-                            learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
-                        metrics.add(terms, scores, micro_batch)
-                    go_on = loss.critic_only or self._heed_kl(metrics)
-                    if not go_on:
-                        learner.zero_grad()
-                        break
-                    grad_norm, stepped = learner.apply()
-                    metrics.add_step(grad_norm, stepped=stepped)
+                finished = self._make_pass(loss, data, metrics, anchor)
                 self._n_updates += 1
-                if not go_on:
+                if not finished:
                     break
+
+    def _make_pass(self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None) -> bool:
+        """Take an optimiser step with every minibatch; return False where the policy left `target_kl` before."""
+        learner = self.learner
+        metrics.begin_epoch()
+        demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
+        for micro_batches in data.minibatches(self._n_updates):
+            metrics.begin_minibatch()
+            learner.zero_grad()
+            if anchor is not None:
+                metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
+            for micro_batch in micro_batches:
+                with learner.accumulate(last=micro_batch.last):
+                    value, terms, scores = learner.score(micro_batch.batch, loss)
+                    learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
+                metrics.add(terms, scores, micro_batch)
+            if not (loss.critic_only or self._heed_kl(metrics)):
+                learner.zero_grad()
+                return False
+            grad_norm, stepped = learner.apply()
+            metrics.add_step(grad_norm, stepped=stepped)
+        return True
 
     def _heed_kl(self, metrics: UpdateMetrics) -> bool:
         """Adapt the learning rate to the KL of the latest minibatch; return whether that leaves the update going on."""

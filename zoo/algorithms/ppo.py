@@ -27,11 +27,10 @@ from zoo.algorithms.advantages import (
     write_even_weights,
     write_trajectory_weights,
 )
-from zoo.algorithms.base import constructor_settings
+from zoo.algorithms.arguments import constructor_settings
 from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
     explained_variance,
@@ -230,7 +229,7 @@ class PPO(VLAOnPolicyAlgorithm):
             f"`n_steps * n_envs` must be greater than 1, got n_steps={self.n_steps} and n_envs={self.env.num_envs}"
         )
         rest = size % self.batch_size
-        if rest and not self._is_chunk(self.policy_class):
+        if rest and not self.chunked:
             warnings.warn(
                 f"You have specified a mini-batch size of {self.batch_size}, but because the `RolloutBuffer` is of "
                 f"size `n_steps * n_envs = {size}`, after every {size // self.batch_size} untruncated mini-batches, "
@@ -305,19 +304,13 @@ class PPO(VLAOnPolicyAlgorithm):
             self.logger.record("train/clip_range_vf", loss.clip_vf)
         if self.chunked:
             value_gap = self._value_gap(value, target)
-            self.training_warnings.check(
-                UpdateHealth(
-                    no_success_episodes=self._count_barren(),
-                    advantage_spread=self._advantage_spread,
-                    clip_fraction=values["train/actor/clip_fraction"],
-                    kl=values["train/actor/approx_kl_k3"],
-                    entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
-                    value_gap=value_gap,
-                    skipped_steps=metrics.skipped_steps,
-                    ratio_gap=values["train/actor/ratio_first_gap"],
-                    half_precision=in_half_precision(self.policy),
-                )
+            health = replace(
+                self.update_health(metrics, values),
+                no_success_episodes=self._count_barren(),
+                advantage_spread=self._advantage_spread,
+                value_gap=value_gap,
             )
+            self.training_warnings.check(health)
 
     def _count_barren(self) -> int:
         """Count the rollout's episodes while none has been solved and no reward has come; 0 from then on."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue
+from vla_policies.registry import family_class
 from zoo.cli.arguments import flag_of, key_values
 from zoo.cli.policy_choice import PolicyChoice
 from zoo.config.gym_packages import import_packages_of
@@ -122,8 +123,6 @@ def check_acting(
     token_settings = [name for name in ("temperature", "top_k", "greedy") if name in kwargs]
     if not (protocol.sample or protocol.rounds > 1 or token_settings):
         return
-    from vla_policies.registry import family_class  # brings torch
-
     draws = family_class(policy.family).draws(policy.model)
     if protocol.sample and not draws.sampled:
         raise BadValue(f"{_one_action(policy)} to sample from; ask for deterministic actions, or {_TOKENS}")
@@ -152,8 +151,6 @@ def can_sample(policy: PolicyChoice) -> bool:
 
 def check_trainable(policy: PolicyChoice) -> None:
     """Raise `BadValue` for a policy that was opened with a head that nothing can be learned through."""
-    from vla_policies.registry import family_class  # brings torch
-
     if not family_class(policy.family).draws(policy.model).sampled:
         raise BadValue(f"{_one_action(policy)} to train; {_TOKENS}")
 

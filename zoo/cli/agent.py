@@ -15,8 +15,9 @@ from typing import Any
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
+from vla_policies.conventions import check_lengths
+from vla_policies.registry import FAMILIES
 from zoo.cli.acting import (
     can_sample,
     check_acting,
@@ -26,106 +27,20 @@ from zoo.cli.acting import (
     policy_kwargs_of,
     protocol_of,
 )
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
+from zoo.cli.arguments import DEFAULT_NUM_ENVS
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.cli.recipe import recipe_to_act, settings_to_act
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.evaluation_options import carried_options
-from zoo.config.gym_packages import import_named_packages, packages_flag
+from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import is_remote
-from zoo.runs.folder import RunFolder, folder_name, holds_policy
-from zoo.runs.lookup import find_run, newest_run, policy_folder
-from zoo.runs.shipped_agents import agents_folder, agents_for, is_shipped
+from zoo.runs.folder import folder_name
+from zoo.runs.lookup import policy_folder
+from zoo.runs.shipped_agents import is_shipped
 from zoo.yaml_text import read_yaml_mapping
-
-# The trained agent ----------------------------------------------------------------------------------
-
-_OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpoint")
-
-
-def chosen_run(args: argparse.Namespace) -> str | None:
-    """Return `-i`, given or found by the flags of `zoo.cli.shared_flags.add_run_arguments`; None with `--policy`.
-
-    Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
-    """
-    import_named_packages(args)
-    chooses = next((name for name in _OF_RUNS if getattr(args, name)), None)
-    if args.policy is not None and args.run is None:
-        if chooses is not None:
-            raise BadValue(f"{flag_of(chooses)} chooses a run; leave it or --policy {args.policy} out")
-        return None
-    if args.run is not None and chooses in ("algo", "exp_id"):
-        raise BadValue(f"{flag_of(chooses)} chooses among the runs under -f; leave it or -i {args.run} out")
-    run = args.run if args.run is not None else _found_run(args)
-    if not (args.load_best or args.load_checkpoint or args.load_last_checkpoint):
-        return str(run)
-    if is_remote(run):
-        raise BadValue(f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: zoo.load_from_hub {run}")
-    return str(_checkpoint(find_run(run), args))
-
-
-def _found_run(args: argparse.Namespace) -> str:
-    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else a trained agent."""
-    if args.env is None:
-        raise BadValue(
-            "give --env ID (its newest run), or either -i RUN (a trained policy) or --policy NAME (a family, a folder)"
-        )
-    find_benchmark(args.env)
-    algos = RUN_ALGORITHMS if args.algo is None else (args.algo,)
-    if args.exp_id:
-        return str(_numbered_run(args, algos))
-    found = newest_run(Path(args.log_folder), algos, args.env)
-    if found is not None:
-        return str(found.path)
-    if shipped := [agent for agent in agents_for(args.env) if agent.split("/")[1] in algos]:
-        return shipped[0]
-    agents = (
-        "no trained agent" if agents_folder() else f"the trained agents are not installed ({install_command('agents')})"
-    )
-    train = f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
-    raise BadValue(
-        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and {agents}. "
-        f"Train one: {train}; or give -i RUN or --policy NAME"
-    )
-
-
-def _numbered_run(args: argparse.Namespace, algos: Sequence[str]) -> Path:
-    name = folder_name(args.env)
-    runs = sorted(folder for algo in algos for folder in Path(args.log_folder, algo).glob(f"{name}_*"))
-    found = [folder for folder in runs if folder.name == f"{name}_{args.exp_id}"]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise BadValue(f"--exp-id {args.exp_id} of {args.env} is {' and '.join(map(str, found))}; say --algo")
-    raise BadValue(
-        f"no run {args.exp_id} of {args.env} under '{args.log_folder}' ({', '.join(algos)}); there: "
-        f"{', '.join(map(str, runs[:12])) or 'none'}"
-    )
-
-
-def _checkpoint(run: RunFolder, args: argparse.Namespace) -> Path:
-    """Return the folder of the run's policy that a `--load-...` flag asks for."""
-    if args.load_best:
-        if not holds_policy(run.best):
-            raise BadValue(f"run '{run.path}' has no policy in best/; try --load-last-checkpoint")
-        return run.best
-    steps = run.saved_steps()
-    if not steps:
-        raise BadValue(f"run '{run.path}' has no checkpoints/step_<n>/; leave --load-... out for its best policy")
-    step = args.load_checkpoint or steps[-1]
-    if step not in steps:
-        near = min(steps, key=lambda saved: abs(saved - step))
-        raise BadValue(
-            f"run '{run.path}' has no checkpoint at {step} steps, but at {', '.join(map(str, steps))}. "
-            f"Nearest: --load-checkpoint {near}"
-        )
-    return run.checkpoint(step)
-
-
-# Policy and environment -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +207,6 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
 
 def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
-    from vla_policies.registry import FAMILIES
-
     if is_server(args.policy):
         served = find_server(args, kwargs)
         return _Agent(
@@ -348,8 +261,6 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: bool) -> None:
     """Raise `BadValue` for a policy that was made for other states or actions, before simulators start."""
-    from vla_policies.conventions import check_lengths
-
     check_lengths(
         policy.lengths,
         {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim},

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
+from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
+from vla_policies.conventions import Conventions
+from vla_policies.registry import FAMILIES, family_class
 from zoo.config.hyperparams import deep_merge
 from zoo.config.settings import yaml_line
 from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
-if TYPE_CHECKING:
-    from vla_policies.checkpoint_folder import Identity  # brings torch
+if TYPE_CHECKING:  # they bring torch
+    from vla_policies.backbone import Header
+    from vla_policies.checkpoint_folder import Identity
 
 _log = logging.getLogger(__name__)
 _LENGTHS = ("state_dim", "action_dim")
@@ -101,8 +105,6 @@ def resolve_policy(
 
     Raises `UnknownName` or `BadValue` for a name that means nothing, and for settings that do not fit it.
     """
-    from vla_policies.registry import FAMILIES
-
     asked = _Asked(
         suite=suite,
         given=settings or {},
@@ -140,8 +142,6 @@ def policy_of(name: str) -> Path:
 
 def own_family(name: str) -> str | None:
     """Return the family that a name is, or that a folder in this package's layout says; None of others."""
-    from vla_policies.registry import FAMILIES
-
     if name in FAMILIES:
         return name
     folder = policy_of(name)
@@ -154,9 +154,6 @@ def own_family(name: str) -> str | None:
 
 def _start_choice(family: str, block: Mapping[str, Any], asked: _Asked) -> PolicyChoice:
     """The recipe's own checkpoint: read where it is here, else taken as the recipe says it is."""
-    from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
-    from vla_policies.registry import family_class
-
     checkpoint = str(block["checkpoint"])
     settings = _block_settings(family, block)
     if user_path(checkpoint).is_dir():
@@ -181,7 +178,6 @@ def _start_choice(family: str, block: Mapping[str, Any], asked: _Asked) -> Polic
 def _awaits_model(folder: Path, base: str | None) -> bool:
     """Whether the folder holds an adapter alone whose model is a Hub id that has to be fetched."""
     from vla_policies.checkpoint_folder import adapter_folder
-    from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
 
     if base is None or adapter_folder(folder) is None:
         return False
@@ -196,11 +192,7 @@ def _block_settings(family: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wants_fresh(family: str, options: Mapping[str, Any]) -> bool:
-    if not options:
-        return False
-    from vla_policies.registry import family_class  # the class brings torch
-
-    return family_class(family).wants_fresh(options)
+    return bool(options) and family_class(family).wants_fresh(options)  # the class brings torch
 
 
 # Folders --------------------------------------------------------------------------------------------------
@@ -212,8 +204,7 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     if stored is not None:
         return _own_choice(folder, name, stored, asked.given)
     from vla_policies.backbone import Request
-    from vla_policies.checkpoint_folder import adapter_folder, as_trained, identify, read_header
-    from vla_policies.registry import family_class
+    from vla_policies.checkpoint_folder import identify
 
     named = deep_merge(settings or {}, asked.given)
     identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
@@ -223,40 +214,19 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
         settings = _fitting_block(name, identity.family, block, identity.data_sets, asked.given)
     merged = deep_merge(settings, asked.given)
 
-    def request_with(options: Mapping[str, Any]) -> Request:
-        request = Request(
-            family=merged.get("family"),
-            unnorm_key=merged.get("unnorm_key"),
-            suite=asked.suite,
-            options=options,
-            base=merged.get("base"),
-        )
-        return as_trained(folder, request) if asked.to_act else request
-
     options = merged.get("backbone_kwargs") or {}
-    dims = options.get("action_dims")
     if "action_dims" not in asked.options and asked.action_dim is not None:
-        whole = {key: value for key, value in options.items() if key != "action_dims"}
-        numbers = read_header(folder, request_with(whole)).conventions.action_dim
-        dims = dims or asked.start_of(identity.family).get("options", {}).get("action_dims")
-        options = whole if dims is None or numbers == asked.action_dim else {**whole, "action_dims": list(dims)}
+        options = _fitting_action_dims(folder, identity.family, merged, asked)
         settings = _with_options(settings, {key: options[key] for key in options if key not in asked.options})
-    header = read_header(folder, request_with(options))
+    header = _header(folder, merged, options, asked)
     conventions = header.conventions
-    adapter = adapter_folder(folder) is not None
-    reads: dict[str, Any] = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
-    if reads and conventions.state_dim:
-        reads["state"] = True
     any_chunk = identity.published and cls.takes_any_chunk
     maker = identity.maker if identity.published and asked.to_act else None
-    if not (any_chunk or cls.fits_environment):
-        reads["chunk"] = conventions.chunk
     return PolicyChoice(
         name=name,
         family=identity.family,
-        env_options=reads,
-        # An adapter: the package's own file says how it was trained.
-        fixed=("size",) if not adapter else ("lora", "size") if identity.published else None,
+        env_options={} if cls.fits_environment else _env_options_of(conventions, any_chunk=any_chunk),
+        fixed=_fixed_options(folder, identity),
         settings=settings,
         takes_any_chunk=any_chunk,
         chunk=conventions.chunk if any_chunk else None,
@@ -265,6 +235,50 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
         makers_chunk=conventions.chunk if maker == "lerobot" else None,
         model=header.model,
     )
+
+
+def _header(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any], asked: _Asked) -> Header:
+    """Read the folder without its weights, by `policy_kwargs` whose `backbone_kwargs` are `options`."""
+    from vla_policies.backbone import Request
+    from vla_policies.checkpoint_folder import as_trained, read_header
+
+    request = Request(
+        family=settings.get("family"),
+        unnorm_key=settings.get("unnorm_key"),
+        suite=asked.suite,
+        options=options,
+        base=settings.get("base"),
+    )
+    return read_header(folder, as_trained(folder, request) if asked.to_act else request)
+
+
+def _fitting_action_dims(folder: Path, family: str, settings: Mapping[str, Any], asked: _Asked) -> Mapping[str, Any]:
+    """The `backbone_kwargs`, with `action_dims` only where an action has another length than the environment's."""
+    options = settings.get("backbone_kwargs") or {}
+    whole = {key: value for key, value in options.items() if key != "action_dims"}
+    numbers = _header(folder, settings, whole, asked).conventions.action_dim
+    dims = options.get("action_dims") or asked.start_of(family).get("options", {}).get("action_dims")
+    return whole if dims is None or numbers == asked.action_dim else {**whole, "action_dims": list(dims)}
+
+
+def _env_options_of(conventions: Conventions, *, any_chunk: bool) -> dict[str, Any]:
+    """Keyword arguments of `make_vec` that a checkpoint of fixed conventions asks for."""
+    options: dict[str, Any] = {"wrist_camera": "wrist_image" in conventions.cameras}
+    if conventions.state_dim:
+        options["state"] = True
+    if not any_chunk:
+        options["chunk"] = conventions.chunk
+    return options
+
+
+def _fixed_options(folder: Path, identity: Identity) -> tuple[str, ...] | None:
+    """See `PolicyChoice.fixed`."""
+    from vla_policies.checkpoint_folder import adapter_folder
+
+    if adapter_folder(folder) is None:
+        return ("size",)
+    # Of an adapter of this package its own file says how it was trained.
+    return ("lora", "size") if identity.published else None
 
 
 def _open_block(identity: Identity, asked: _Asked) -> dict[str, Any]:
@@ -308,8 +322,6 @@ def _with_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> di
 
 def _own_choice(folder: Path, name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> PolicyChoice:
     """A folder in this package's layout."""
-    from vla_policies.registry import FAMILIES
-
     family, conventions = str(stored["family"]), stored["conventions"]
     if family not in FAMILIES:
         raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
@@ -366,8 +378,6 @@ def _own_config(folder: Path) -> Mapping[str, Any] | None:
 
 def _check_family_choices(name: str, asked: _Asked) -> None:
     """Raise for settings that choose within a checkpoint if the family's name stands for fresh weights."""
-    from vla_policies.registry import family_class
-
     given = asked.given
     if any(given.get(key) is not None for key in _CHOICES):  # the class brings torch
         fresh = family_class(name).wants_fresh(asked.options)
@@ -376,8 +386,6 @@ def _check_family_choices(name: str, asked: _Asked) -> None:
 
 def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: str) -> None:
     """Raise for another family than it is, and for statistics and revisions where `name` has none."""
-    from vla_policies.registry import family_class
-
     wanted, key, revision = (given.get(choice) for choice in _CHOICES)
     if wanted is not None and family_class(wanted).family != family:
         raise BadValue(f"policy '{name}' is of family '{family}', got family='{wanted}'; leave family out")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_gym.errors import BadValue
+from vla_policies.registry import family_class
 from zoo.cli.policy_choice import PolicyChoice
 from zoo.config.hyperparams import acting_recipe, deep_merge
 
@@ -32,8 +33,6 @@ def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any
     block = recipe.get("policy", {})
     if by_recipe or "options" not in block:
         return recipe
-    from vla_policies.registry import family_class  # the class brings torch
-
     program, options = family_class(family).program_options, block["options"]
     if not set(program) & set(options):
         return recipe

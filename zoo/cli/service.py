@@ -9,6 +9,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
+from vla_policies.registry import FAMILIES
 from zoo.cli.acting import check_acting, given_settings, open_run, options_to_act, policy_kwargs_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.cli.recipe import recipe_to_act, settings_to_act
@@ -42,8 +43,6 @@ def _is_policy_alone(folder: Path) -> bool:
 
 
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
-    from vla_policies.registry import FAMILIES
-
     env = args.env or env
     benchmark = None if env is None else find_benchmark(env)
     suite = None if benchmark is None else benchmark.suite

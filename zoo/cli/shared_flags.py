@@ -210,7 +210,7 @@ def _add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add rl_zoo3's selectors of a run and its checkpoint; see `zoo.cli.agent.chosen_run`."""
+    """Add rl_zoo3's selectors of a run and its checkpoint; see `zoo.cli.run_choice.chosen_run`."""
     parser.add_argument(
         "--algo",
         type=str.lower,

@@ -24,9 +24,10 @@ from zoo.runs.folder import RunFolder
 from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import RemoteRollouts
+from zoo.training.rl_trainer import RLTrainer
 from zoo.training.rollout_worker import RolloutWorker
 from zoo.training.run_plan import RunPlan
-from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, run_log
+from zoo.training.setup import ENV_DEFAULTS, make_model, open_run_folder, run_log
 from zoo.training.start_warnings import log_plan
 from zoo.training.trainer import TrainJob
 

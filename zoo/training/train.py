@@ -11,8 +11,9 @@ from zoo.distributed.agreement import check_same_weights
 from zoo.distributed.process_group import check_device, training_share
 from zoo.runs.folder import RunFolder
 from zoo.training.checkpoint import load_checkpoint
+from zoo.training.rl_trainer import RLTrainer
 from zoo.training.run_plan import RunPlan, starting_line
-from zoo.training.setup import ENV_DEFAULTS, RLTrainer, join_run, make_model, open_run_folder, run_log
+from zoo.training.setup import ENV_DEFAULTS, join_run, make_model, open_run_folder, run_log
 from zoo.training.start_warnings import log_plan
 from zoo.training.trainer import TrainJob
 

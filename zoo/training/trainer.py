@@ -335,7 +335,8 @@ class Trainer:
     @property
     def _protocol(self) -> Mapping[str, Any]:
         """The protocol of what is evaluated."""
-        return (self.evaluator and self.evaluator.protocol) or self.envs.protocol()
+        evaluated = {} if self.evaluator is None else self.evaluator.protocol
+        return evaluated or self.envs.protocol()
 
     @property
     def _actions(self) -> str:

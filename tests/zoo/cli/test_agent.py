@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import sys
 import textwrap
 from pathlib import Path
@@ -22,11 +20,10 @@ from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import read_header
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
-from zoo.cli.agent import chosen_run, plan_rollout, unplayed_split
+from zoo.cli.agent import plan_rollout, unplayed_split
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.gym_packages import import_gym_packages
-from zoo.runs.folder import RunFolder
 
 EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
 
@@ -367,91 +364,9 @@ def test_an_agent_that_learned_from_sampled_starts_goes_to_a_suite_without_them(
 # Selectors of a run, as in rl_zoo3 -------------------------------------------------------------------
 
 
-def parsed(*argv: str) -> argparse.Namespace:
-    return enjoy.parser().parse([*argv])
-
-
-def saved(run: RunFolder, *steps: int) -> RunFolder:
-    for step in steps:
-        run.checkpoint(step).mkdir(parents=True)
-        (run.checkpoint(step) / "config.json").write_text("{}")
-    return run
-
-
-@pytest.fixture
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`logs/ppo/Toy-Reach_1` with two checkpoints, `_2`, and one of GRPO, which is the newest; no agents shipped."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.cli.agent.agents_for", lambda env_id: [])
-    saved(begun(Path("logs"), "ppo", at=100.0), 64, 128)
-    begun(Path("logs"), "ppo", at=200.0)
-    begun(Path("logs"), "grpo", at=300.0)
-    return Path("logs")
-
-
-@pytest.mark.parametrize(
-    ("flags", "run"),
-    [
-        ("--env Toy-Reach", "logs/grpo/Toy-Reach_1"),
-        ("--env Toy-Reach --algo ppo -f logs", "logs/ppo/Toy-Reach_2"),
-        ("--env Toy-Reach --algo ppo --exp-id 1", "logs/ppo/Toy-Reach_1"),
-        ("--env Toy-Reach --exp-id 2", "logs/ppo/Toy-Reach_2"),
-        ("--env Toy-Reach --exp-id 2 --load-best", "logs/ppo/Toy-Reach_2/best"),
-        ("-i logs/ppo/Toy-Reach_1 --load-last-checkpoint", "logs/ppo/Toy-Reach_1/checkpoints/step_128"),
-        ("-i logs/ppo/Toy-Reach_1 --load-checkpoint 64", "logs/ppo/Toy-Reach_1/checkpoints/step_64"),
-        ("-i me/run --deterministic", "me/run"),
-        ("--policy nano", None),
-    ],
-)
-def test_a_run_is_found_and_its_policy_chosen(logs: Path, flags: str, run: str | None) -> None:
-    assert chosen_run(parsed(*flags.split())) == run
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("", "give --env ID (its newest run)"),
-        ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
-        ("--env Toy-Reach -f elsewhere", "no run of Toy-Reach under 'elsewhere'"),
-        ("--env Toy-Reach --exp-id 1", "is logs/grpo/Toy-Reach_1 and logs/ppo/Toy-Reach_1; say --algo"),
-        ("--env Toy-Reach --algo ppo --exp-id 7", "there: logs/ppo/Toy-Reach_1, logs/ppo/Toy-Reach_2"),
-        ("-i logs/ppo/Toy-Reach_1 --algo ppo", "--algo chooses among the runs under -f; leave it or -i"),
-        ("--policy nano --load-best", "--load-best chooses a run; leave it or --policy nano out"),
-        ("-i me/run --load-best", "got the Hub id 'me/run'; fetch it: zoo.load_from_hub me/run"),
-        ("-i logs/ppo/Toy-Reach_1 --load-checkpoint 100", "at 64, 128. Nearest: --load-checkpoint 128"),
-        ("-i logs/ppo/Toy-Reach_2 --load-last-checkpoint", "has no checkpoints/step_<n>/"),
-    ],
-)
-def test_what_is_not_there_is_named(logs: Path, flags: str, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
-        chosen_run(parsed(*flags.split()))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("steps", "episodes"), [(1, 1), (12, 1), (13, 2), (10**9, 150)])
 def test_simulator_steps_stand_for_episodes_of_the_horizon(steps: int, episodes: int) -> None:
     for command in (enjoy, record_video):
         args = command.parser().parse(["--env", "Toy-Reach", "--policy", "nano", "-n", str(steps)])
         plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
         assert len(plan.start_states) == episodes
-
-
-def test_two_wishes_at_once_are_refused() -> None:
-    for flags in ("--deterministic --stochastic", "--episodes 3 -n 9", "--load-best --load-last-checkpoint"):
-        with pytest.raises(BadValue, match="not allowed with argument"):
-            parsed(*flags.split())
-
-
-def test_without_a_run_an_agent_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = ["agents/grpo/Toy-Reach", "agents/sft/Toy-Reach"]
-    monkeypatch.setattr("zoo.cli.agent.agents_for", lambda env_id: shipped)
-    asked = ["--env", "Toy-Reach", "-f", str(tmp_path)]
-    assert chosen_run(parsed(*asked)) == "agents/grpo/Toy-Reach"
-    assert chosen_run(parsed(*asked, "--algo", "sft")) == "agents/sft/Toy-Reach"
-
-
-@pytest.mark.parametrize("command", [enjoy, evaluate, record_video])
-def test_every_command_has_the_selectors(command: object, logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--algo", "ppo", "--env", "Toy-Reach", "-f", "logs", "--exp-id", "9", "--deterministic"]
-    assert guarded(command.run, asked) == 2  # type: ignore[attr-defined]
-    assert "no run 9 of Toy-Reach under 'logs' (ppo)" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Token policies: of a network that gives logits for every token of the chunk at once, all but `forward`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_policies.actions.codec import ActionCodec
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.backbone import Backbone
+from vla_policies.conventions import Conventions
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+
+@dataclass(frozen=True)
+class BackboneOutput:
+    """One forward pass of a token family."""
+
+    logits_BKAV: Tensor
+    """Unnormalised scores of every bin, any float dtype."""
+    value_B: Tensor
+    """State value, any float dtype."""
+    value_BK: Tensor | None = None
+    """Value of each step of the chunk, float32, where the critic has an output for each."""
+    privileged_BP: Tensor | None = None
+    """Prediction of `backbone.privileged`, where there is that head."""
+
+
+class TokenBackbone(Backbone):
+    """Discrete action tokens, the whole chunk in one pass: subclasses implement `forward`."""
+
+    def __init__(self, conventions: Conventions, codec: ActionCodec) -> None:
+        super().__init__(conventions)
+        self.codec = codec
+
+    @abstractmethod
+    def forward(self, inputs: PolicyInputs) -> BackboneOutput:
+        """Logits of all K x A tokens and the state value, from one pass over the shared prefix."""
+
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
+        return self._distribution(self(inputs), sampling)
+
+    def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
+        return {"token": self.codec.encode(action_BKA)}
+
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        output: BackboneOutput = self(inputs)
+        distribution = self._distribution(output, sampling)
+        token_BKA = distribution.draw(deterministic, noise)
+        return ActionSample(
+            action_BKA=self.codec.decode(token_BKA),
+            logprob_BKA=distribution.token_log_prob(token_BKA),
+            value_B=output.value_B.float(),
+            record={"token": token_BKA},
+            value_BK=output.value_BK,
+        )
+
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        output: BackboneOutput = self(inputs)
+        distribution = self._distribution(output, sampling)
+        return Evaluation(
+            logprob_BKA=distribution.token_log_prob(record["token"]),
+            entropy_BKA=distribution.token_entropy(),
+            value_B=output.value_B.float(),
+            value_BK=output.value_BK,
+            privileged_BP=output.privileged_BP,
+        )
+
+    def value(self, inputs: PolicyInputs) -> Tensor:
+        output: BackboneOutput = self(inputs)
+        return output.value_B.to(torch.float32)
+
+    def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
+        return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy)
