@@ -59,7 +59,7 @@ from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_format import parquet
 from zoo.demonstrations.lerobot_reader import check_dataset, solved_episodes
 from zoo.files import content_of, quoted, read_json, write_text
-from zoo.imitation.weights import NothingSolved, check_weighable
+from zoo.imitation.weights import NothingToLearn, check_weighable
 from zoo.runs.folder import (
     COMMAND_FILE,
     EVALUATION_FILE,
@@ -248,7 +248,7 @@ def _start(plan: RoundsPlan) -> dict[str, Any]:
 def _round(plan: RoundsPlan, number: int) -> dict[str, Any] | None:
     """Collect and learn; None where learning was stopped. What an earlier process has done of it is not repeated.
 
-    Where nothing was solved, and solved episodes alone are learned, the policy stays as it is for the next round.
+    Where no frame is worth more than another, the policy stays as it is for the next round.
     """
     folder, policy = plan.round_folder(number), plan.policy_after(number - 1)
     if plan.episodes and not (folder / "sft").is_dir():
@@ -260,7 +260,7 @@ def _round(plan: RoundsPlan, number: int) -> dict[str, Any] | None:
         shutil.rmtree(folder / "sft", ignore_errors=True)
         try:
             sft.run(plan.learning(number, policy))
-        except NothingSolved:
+        except NothingToLearn:
             if not plan.episodes:
                 raise
             return _collected(folder) | {LEARNED: False}

@@ -21,7 +21,7 @@ from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import SUCCESS
 from zoo.imitation.setup import SFTTrainer
-from zoo.imitation.weights import NothingSolved, weighed
+from zoo.imitation.weights import NothingToLearn, weighed
 
 pytest.importorskip("pyarrow")
 TOY = ("--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threads", "1", "--seed", "0")
@@ -211,7 +211,7 @@ def learn_from(most: int) -> Callable[..., Any]:
 
     def scripted(episodes: Any, kind: str, **how: Any) -> Any:
         if len(episodes) < most:
-            raise NothingSolved(f"none of the {len(episodes)} episodes was solved")
+            raise NothingToLearn(f"none of the {len(episodes)} episodes was solved")
         return weighed(episodes, "none", **how)
 
     return scripted

@@ -69,6 +69,8 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     info = lr.read_info(root)
     if lr.ACTION not in info.features:
         raise BadValue(f"'{root}' has no '{lr.ACTION}'; its features are {', '.join(info.features)}")
+    if not info.total_episodes:
+        raise BadValue(f"'{root}' holds no episodes")
     return info
 
 

@@ -27,8 +27,8 @@ _SMALLEST_STD = 1e-5
 """Added to the standard deviation of advantages, as AWR's program does."""
 
 
-class NothingSolved(BadValue):
-    """No episode was solved, and solved ones alone are learned."""
+class NothingToLearn(BadValue):
+    """No frame is worth more than another: none was solved, or rewards tell none apart."""
 
 
 def check_weighable(folder: Path, kind: FrameWeight) -> None:
@@ -52,21 +52,27 @@ def weighed(
     """Return the episodes to learn and the weights of their frames, float64 `[T]` each of mean 1; None = all 1.
 
     Raises `BadValue` for episodes without what weights follow from (`read_dataset(outcomes=True)` reads it), and
-    `NothingSolved`.
+    `NothingToLearn`.
     """
     if kind == "none":
         return list(episodes), None
     if kind == "success":
         solved = [episode for episode in episodes if _success_T(episode).any()]
         if not solved:
-            raise NothingSolved(
+            raise NothingToLearn(
                 f"none of the {len(episodes)} episodes was solved, and weight success learns solved ones alone; add "
                 "episodes that were, or use weight advantage with rewards that tell the others apart"
             )
         return solved, None
     returns = [discounted_returns(_reward_T(episode), gamma) for episode in episodes]
     advantages = advantages_of(returns, [episode.instruction for episode in episodes])
-    weight_F = advantage_weights(np.concatenate(advantages), beta)
+    advantage_F = np.concatenate(advantages)
+    if advantage_F.std() < _SMALLEST_STD:
+        raise NothingToLearn(
+            f"the rewards of the {len(episodes)} episodes tell no frame apart, which weight advantage needs: a frame's "
+            "return is compared with those of episodes with the same sentence; weight none learns every frame alike"
+        )
+    weight_F = advantage_weights(advantage_F, beta)
     return list(episodes), np.split(weight_F, np.cumsum([len(return_T) for return_T in returns])[:-1])
 
 

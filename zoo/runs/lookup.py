@@ -57,9 +57,19 @@ def find_run(path: str) -> RunFolder:
             incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(
         incomplete
+        or _of_rounds(wanted)
         or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
         "logs/ppo/Toy-Reach_1"
     )
+
+
+def _of_rounds(folder: Path) -> str | None:
+    """What to say of a folder of `zoo.improve`; None for others."""
+    runs = [file.parent for file in folder.glob(f"round_*/sft/*/{CONFIG_FILE}")]
+    if not runs:
+        return None
+    newest = max(runs, key=lambda run: (len(run.parts[-3]), run.parts[-3]))
+    return f"'{folder}' is a folder of zoo.improve; the run of its newest round is '{newest}'"
 
 
 def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:

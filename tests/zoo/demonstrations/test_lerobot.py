@@ -24,7 +24,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations import lerobot_video
-from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
+from zoo.demonstrations.lerobot_reader import check_dataset, read_dataset, solved_episodes
 from zoo.demonstrations.lerobot_video import Video, cameras_of, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
@@ -72,6 +72,14 @@ def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int
     assert len(read_dataset(tmp_path / "d", 2)) == 2
     with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
         read_dataset(tmp_path / "d", 4)
+
+
+def test_a_dataset_without_episodes_says_so_before_it_is_read(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=80).add([shown(2)], tried=1)
+    info = json.loads((tmp_path / "d" / lr.INFO_PATH).read_text())
+    (tmp_path / "d" / lr.INFO_PATH).write_text(json.dumps({**info, "total_episodes": 0}))
+    with pytest.raises(BadValue, match=r"d' holds no episodes$"):
+        check_dataset(tmp_path / "d")
 
 
 def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.zoo.algorithms.test_imitation_loss import shown
 from vla_gym.errors import BadValue
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
-from zoo.imitation.weights import advantage_weights, advantages_of, discounted_returns, weighed
+from zoo.imitation.weights import NothingToLearn, advantage_weights, advantages_of, discounted_returns, weighed
 
 
 def played(*rewards: float, task: str = "reach") -> Demonstration:
@@ -91,3 +91,12 @@ def test_a_dataset_without_what_weights_follow_from_is_refused() -> None:
     ):
         with pytest.raises(BadValue, match=says):
             weighed([played(1), bare], kind, beta=1.0, gamma=0.9)  # type: ignore[arg-type]
+
+
+def test_rewards_that_tell_no_frame_apart_are_refused() -> None:
+    for episodes in (
+        [played(0.0, 0.0), played(0.0, 0.0, 0.0)],  # no reward at all
+        [played(0.0, 1.0, task="reach"), played(0.0, 0.0, task="push")],  # one episode a sentence is its own mean
+    ):
+        with pytest.raises(NothingToLearn, match="the rewards of the 2 episodes tell no frame apart"):
+            weighed(episodes, "advantage", beta=1.0, gamma=0.99)
