@@ -1,7 +1,8 @@
 # vla-zoo with its benchmarks and trained agents.
 #     docker build -t vla-zoo --build-arg PIP_EXTRA_INDEX_URL=INDEX .      INDEX: PyTorch's index of CPU wheels (README.md)
 #     docker build -t vla-zoo:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .
-#     docker run --rm -v "$PWD/logs:/runs/logs" vla-zoo train --algo ppo --env Toy-Reach
+#     mkdir -p logs
+#     docker run --rm --user "$(id -u)" -e HOME=/tmp -v "$PWD/logs:/runs/logs" vla-zoo train --algo ppo --env Toy-Reach
 #     docker run --rm --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all vla-zoo:cuda doctor
 # Without INDEX pip takes PyTorch's default wheels, which bring the CUDA libraries; the CUDA base lets the container see
 # the driver.

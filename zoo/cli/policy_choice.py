@@ -20,7 +20,7 @@ from vla_policies.registry import FAMILIES, family_class
 from zoo.config.hyperparams import deep_merge
 from zoo.config.settings import yaml_line
 from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
-from zoo.runs.lookup import find_run, policy_folder
+from zoo.runs.lookup import find_run, of_rounds, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
 if TYPE_CHECKING:  # they bring torch
@@ -357,6 +357,8 @@ def _own_config(folder: Path) -> Mapping[str, Any] | None:
     others = (f"{place}{name}" for place in ("", "lora_adapter/") for name in ("*.safetensors", ADAPTER_CONFIG_FILE))
     if not file.is_file() and any(any(folder.glob(other)) for other in others):
         return None
+    if not file.exists():
+        raise BadValue(of_rounds(folder) or f"'{folder}' holds no policy: it has neither config.json nor weights")
     try:
         stored = read_json_object(file)
         if "family" not in stored and {"model_type", "type", "action_horizon"} & set(stored):

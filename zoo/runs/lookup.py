@@ -57,13 +57,13 @@ def find_run(path: str) -> RunFolder:
             incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(
         incomplete
-        or _of_rounds(wanted)
+        or of_rounds(wanted)
         or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
         "logs/ppo/Toy-Reach_1"
     )
 
 
-def _of_rounds(folder: Path) -> str | None:
+def of_rounds(folder: Path) -> str | None:
     """What to say of a folder of `zoo.improve`; None for others."""
     runs = [file.parent for file in folder.glob(f"round_*/sft/*/{CONFIG_FILE}")]
     if not runs:
