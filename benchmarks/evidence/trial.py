@@ -13,6 +13,7 @@ from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark, num_tasks
 from zoo.config.hyperparams import load_hyperparams
+from zoo.config.run_config import benchmark_options
 from zoo.demonstrations.lerobot_writer import PROGRESS_PATH
 from zoo.runs.folder import folder_name
 
@@ -54,7 +55,8 @@ class Trial(Workshop):
         self._finetune("sft", recipe.sft_updates, "demonstrations")
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)))
-            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *self._common(self.folder))
+            how = (*self._common(self.folder), *params_of(recipe.train_params.get(algo, ())))
+            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *how)
         # What a start costs is no part of an update.
         self._finetune("start", 1, "demonstrations")
         updates = longer_updates(self.costs(), recipe.sft_updates, recipe.algorithms)
@@ -85,7 +87,7 @@ class Trial(Workshop):
             stage: Outcome(solved=self._solved(stage, "test"), cpu_minutes=cpu_minutes(self.costs(), stage))
             for stage in self.stages
         }
-        return Outcomes(env=self.recipe.env, seed=self.recipe.seed, stages=stages)
+        return Outcomes(env=self.recipe.name or self.recipe.env, seed=self.recipe.seed, stages=stages)
 
     def _solved(self, stage: str, name: str) -> dict[str, bool]:
         episodes = json.loads(self.result(stage, name).read_text())["episodes"]
@@ -94,7 +96,8 @@ class Trial(Workshop):
     def _num_further(self) -> int:
         """Episodes of the expert for the simulator steps of reinforcement learning, the failures it takes included."""
         shown = read_json_object(self.folder / "demonstrations" / PROGRESS_PATH)
-        horizon = max(task.horizon for task in find_benchmark(self.recipe.env).tasks)
+        played = benchmark_options(shown["settings"]["options"])
+        horizon = max(task.horizon for task in find_benchmark(self.recipe.env, **played).tasks)
         spent = shown["frames"] + (shown["tried"] - shown["episodes"]) * horizon
         steps = max(map(self._num_steps, self.recipe.algorithms))
         return math.ceil(steps * shown["episodes"] / spent)
@@ -132,7 +135,8 @@ class Trial(Workshop):
         return ("--eval-freq", math.ceil(steps / EVALUATIONS), "--eval-episodes", EVALUATED, *where)
 
     def _num_steps(self, algo: str) -> int:
-        return int(load_hyperparams(algo, self.recipe.env, "nano").values["n_timesteps"])
+        own = dict(one.split(":", 1) for one in self.recipe.train_params.get(algo, ()))
+        return int(own.get("n_timesteps") or load_hyperparams(algo, self.recipe.env, "nano").values["n_timesteps"])
 
     def _play(self, stage: str, split: str, decoding: str) -> None:
         family = _family(self.recipe.env)

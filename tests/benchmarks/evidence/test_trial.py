@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agents import AgentRecipe
+from benchmarks.agents import AgentRecipe, read_recipes
+from benchmarks.evidence.__main__ import DEADLINES
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from benchmarks.evidence.trial import Trial, cpu_minutes, longer_updates
+from vla_gym.registry import find_benchmark
+from zoo.config.hyperparams import load_hyperparams
 
 RECIPE = AgentRecipe(env="MetaWorld/window-open", demonstrations=10, sft_updates=160, algorithms=("ppo",))
 
@@ -95,7 +98,8 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Trial, "decoding", lambda one, stage: "likeliest")
     meta = tmp_path / "seed_3" / "MetaWorld-window-open" / "demonstrations" / "meta"
     meta.mkdir(parents=True)
-    (meta / "vla_zoo.json").write_text(json.dumps({"tried": 12, "episodes": 10, "frames": 800}))
+    counts = {"tried": 12, "episodes": 10, "frames": 800}
+    (meta / "vla_zoo.json").write_text(json.dumps({"settings": {"options": {"image_size": 64}}, **counts}))
     trial(tmp_path, ("longer", "more", "dagger")).train()
     # 80,000 steps of 100 to a demonstration: 80 of its own, and two failures of 100 for every ten; 160 updates of 1 s
     # and 100 s of PPO.
@@ -120,3 +124,26 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "policy_kwargs:{greedy: likeliest}",
         "env_kwargs:{task_seed: 4000, sampled_starts: 4}",
     ]
+
+
+def test_a_deadline_bounds_what_reinforcement_learning_would_have_bought(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, name="quick", train_params={"ppo": ["n_timesteps:6000", "gamma:0.95"]}, seed=3)
+    one = Trial(recipe, tmp_path, ("more",), 4)
+    assert one.folder == tmp_path / "seed_3" / "quick"
+    meta = one.folder / "demonstrations" / "meta"
+    meta.mkdir(parents=True)
+    settings = {"options": {"image_size": 64, "max_episode_steps": 20}}
+    (meta / "vla_zoo.json").write_text(json.dumps({"settings": settings, "tried": 60, "episodes": 10, "frames": 200}))
+    # A demonstration takes 20 steps of its own and five failures of 20: 120.
+    assert one._num_further() == 50
+
+
+def test_deadlines_are_recipes_of_environments_that_there_are() -> None:
+    for recipe in read_recipes(DEADLINES):
+        assert recipe.name.startswith(f"{recipe.env}-")
+        deadline = int(recipe.name.removeprefix(f"{recipe.env}-"))
+        assert [task.horizon for task in find_benchmark(recipe.env).tasks] >= [deadline]
+        for params in (recipe.params, *recipe.train_params.values()):
+            assert any(f"max_episode_steps: {deadline}" in one for one in params)
+        for algo in recipe.algorithms:
+            load_hyperparams(algo, recipe.env, "nano")
