@@ -15,15 +15,16 @@ import pytest
 from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import BadValue
-from zoo import improve
+from zoo import collect, improve
 from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.demonstrations.recorder import SUCCESS
+from zoo.demonstrations.recorder import REWARD, SUCCESS
 from zoo.imitation.setup import SFTTrainer
 from zoo.imitation.weights import NothingToLearn, weighed
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 TOY = ("--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threads", "1", "--seed", "0")
 SIZE = ("-n", "3", "--batch-size", "4", "--episodes", "3", "--eval-episodes", "2", "--num-envs", "1")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
@@ -253,7 +254,14 @@ def test_a_dataset_alone_in_which_nothing_was_solved_is_refused(
 
 
 @pytest.mark.processes
-def test_a_dataset_alone_is_learned_in_one_round(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_alone_is_learned_in_one_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demos = tmp_path / "demos"
+    flags = ("--env", "Toy-Reach/0", *TOY[2:], "--stochastic", "--keep-failures", "-n", "3", "-o", str(demos))
+    assert collect.run(flags) == 0
+    (file,) = demos.glob("data/*/*.parquet")
+    frames = pq.read_table(file).to_pandas()
+    frames.loc[0, REWARD] = 1.0  # the first episode is worth more than the others
+    pq.write_table(pa.Table.from_pandas(frames, pq.read_schema(file), preserve_index=False), file)
     asked = [*TOY, *SIZE, "--dataset", str(demos), "--weight", "advantage", "--rounds", "1", *TINY]
     assert improve.run([*asked, "--episodes", "0", "--eval-episodes", "0"]) == 0
     said = capsys.readouterr().out
