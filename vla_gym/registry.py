@@ -65,6 +65,8 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+_LENGTH = "max_episode_steps"
+"""Option of every benchmark beside its family's."""
 _ADDED: list[Family] = []
 """Families from outside this package."""
 
@@ -153,7 +155,7 @@ def option_names(env_id: str) -> tuple[str, ...]:
     """Names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
     env_id = canonical_id(env_id)
     suite = env_id.rpartition("/")[0]
-    return (*_options(_family(suite if _is_listed(suite) else env_id)[0]), "max_episode_steps")
+    return (*_options(_family(suite if _is_listed(suite) else env_id)[0]), _LENGTH)
 
 
 def find_benchmark(env_id: str, /, *, max_episode_steps: int | None = None, **options: Any) -> Benchmark:
@@ -224,7 +226,7 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
         )
     for option in options:
         if option not in known:
-            raise unknown_name(f"option of {listed}", option, known)
+            raise unknown_name(f"option of {listed}", option, option_names(listed))
     benchmark: Benchmark = function(listed, **options)
     if benchmark.split != Benchmark.split:  # its function set one
         return benchmark

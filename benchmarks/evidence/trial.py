@@ -20,6 +20,8 @@ from zoo.runs.folder import folder_name
 FURTHER = {"more": "further", "dagger": "taken-over"}
 """Control -> the episodes it learns from beside the demonstrations."""
 CONTROLS = ("longer", *FURTHER)
+_START = "start"
+"""The step that measures what starting `zoo.sft` costs."""
 DECODINGS = ("mean", "likeliest")
 """Deterministic tokens: the one nearest the mean of the distribution, or the likeliest."""
 VALIDATION_STARTS = {"MetaWorld": {"sampled_starts": 0}, "LIBERO": {"sampled_starts": 5}, "ManiSkill": {}}
@@ -58,7 +60,7 @@ class Trial(Workshop):
             how = (*self._common(self.folder), *params_of(recipe.train_params.get(algo, ())))
             self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *how)
         # What a start costs is no part of an update.
-        self._finetune("start", 1, "demonstrations")
+        self._finetune(_START, 1, "demonstrations")
         updates = longer_updates(self.costs(), recipe.sft_updates, recipe.algorithms)
         for control in self.controls:
             datasets = ["demonstrations"]
@@ -72,10 +74,14 @@ class Trial(Workshop):
                 self._play(stage, "validation", decoding)
             self._play(stage, "test", self.decoding(stage))
 
+    def run(self, stage: str) -> Path:
+        """Run folder of a training; all of `zoo.sft` but the first have a log folder of their own."""
+        folder = self.folder / stage / "sft" if stage in (*CONTROLS, _START) else self.folder / stage
+        return folder / f"{folder_name(self.recipe.env)}_1"
+
     def policy(self, stage: str) -> Path:
         """The best on the validation split, or the last where it has not been played."""
-        folder = self.folder / stage / "sft" if stage in CONTROLS else self.folder / stage
-        return folder / f"{folder_name(self.recipe.env)}_1" / "best"
+        return self.run(stage) / "best"
 
     def decoding(self, stage: str) -> str:
         """The one that solves more of the validation split; the first where they solve as many."""
@@ -159,7 +165,7 @@ def _family(env: str) -> str:
 
 def longer_updates(costs: Mapping[str, float], updates: int, algorithms: Sequence[str]) -> int:
     """Updates of fine-tuning that take as much processor time as these `updates` and the longest training together."""
-    of_one = max(costs["sft"] - costs["start"], 1.0) / max(updates - 1, 1)
+    of_one = max(costs["sft"] - costs[_START], 1.0) / max(updates - 1, 1)
     return updates + math.ceil(max(costs[algo] for algo in algorithms) / of_one)
 
 

@@ -57,6 +57,11 @@ def test_episodes_of_another_length() -> None:
     assert [(bool(terminated), bool(truncated)) for terminated, truncated in ends] == [(False, False), (False, True)]
 
 
+def test_a_misspelt_length_names_it() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'max_episode_steps'"):
+        find_benchmark("Toy-Reach/1", max_episode_step=5)
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.5, True, "5"])
 def test_a_length_that_is_no_number_of_steps(steps: object) -> None:
     with pytest.raises(BadValue, match="max_episode_steps must be an integer"):
@@ -189,6 +194,7 @@ def test_single_tasks() -> None:
 def test_make_and_gymnasium_s_own_check() -> None:
     env = gym.make("vla_gym/Toy-Reach-v0", render_mode="rgb_array", chunk=2)
     env.reset(seed=0)
+    env.action_space.seed(0)  # some actions reach the block at once
     assert env.render().shape == (32, 32, 3)  # type: ignore[union-attr]
     assert env.step(env.action_space.sample())[4]["executed"] == 2
     with pytest.warns(UserWarning, match="infinity"):

@@ -126,6 +126,15 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
+@pytest.mark.parametrize(
+    ("stage", "where"), [("sft", "sft"), ("ppo", "ppo"), ("more", "more/sft"), ("start", "start/sft")]
+)
+def test_a_training_that_was_stopped_goes_on_where_it_is(tmp_path: Path, stage: str, where: str) -> None:
+    assert (
+        trial(tmp_path).run(stage) == tmp_path / "seed_3" / "MetaWorld-window-open" / where / "MetaWorld-window-open_1"
+    )
+
+
 def test_a_deadline_bounds_what_reinforcement_learning_would_have_bought(tmp_path: Path) -> None:
     recipe = replace(RECIPE, name="quick", train_params={"ppo": ["n_timesteps:6000", "gamma:0.95"]}, seed=3)
     one = Trial(recipe, tmp_path, ("more",), 4)
