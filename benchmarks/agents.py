@@ -75,6 +75,8 @@ class AgentRecipe:
     """Algorithm -> `-params` of its `zoo.train`."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
+    within: int | None = None
+    """Steps within which `benchmarks.evidence` asks for success in its evaluations; the whole episode by default."""
     algorithms: Sequence[str] = ALGORITHMS
     """What goes on from the fine-tuned policy."""
     validation: Sequence[str] = ()

@@ -136,9 +136,14 @@ class Trial(Workshop):
         return ("--seed", self.recipe.seed, "-f", folder, "--num-threads", 1)
 
     def _often(self, steps: int) -> tuple[object, ...]:
-        options = [f"{name}:{value}" for name, value in VALIDATION_STARTS[_family(self.recipe.env)].items()]
+        options = [f"{name}:{value}" for name, value in self._judged(VALIDATION_STARTS).items()]
         where = ("--eval-split", "validation", *(("--eval-env-kwargs", *options) if options else ()))
         return ("--eval-freq", math.ceil(steps / EVALUATIONS), "--eval-episodes", EVALUATED, *where)
+
+    def _judged(self, starts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """Options of evaluations: a split's start states, and how long an episode may take."""
+        within = {} if self.recipe.within is None else {"max_episode_steps": self.recipe.within}
+        return {**starts[_family(self.recipe.env)], **within}
 
     def _num_steps(self, algo: str) -> int:
         own = dict(one.split(":", 1) for one in self.recipe.train_params.get(algo, ()))
@@ -146,9 +151,9 @@ class Trial(Workshop):
 
     def _play(self, stage: str, split: str, decoding: str) -> None:
         family = _family(self.recipe.env)
-        name, episodes, options = split, self._num_test, dict(TEST_STARTS[family])
+        name, episodes, options = split, self._num_test, self._judged(TEST_STARTS)
         if split == "validation":
-            name, episodes, options = f"{split}-{decoding}", EVALUATED, dict(VALIDATION_STARTS[family])
+            name, episodes, options = f"{split}-{decoding}", EVALUATED, self._judged(VALIDATION_STARTS)
         elif family != "ManiSkill":  # which has 1000
             options["sampled_starts"] = math.ceil(episodes / num_tasks(self.recipe.env))
         params = [f"policy_kwargs:{{greedy: {decoding}}}"]

@@ -147,6 +147,20 @@ def test_a_deadline_bounds_what_reinforcement_learning_would_have_bought(tmp_pat
     assert one._num_further() == 50
 
 
+def test_success_within_fewer_steps_is_asked_for_in_every_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, list[str]] = {}
+    monkeypatch.setattr(Trial, "step", lambda one, name, *arguments: said.update({name: [*map(str, arguments)]}))
+    monkeypatch.setattr(Trial, "costs", lambda one: {"start": 10.0, "sft": 169.0, "ppo": 100.0})
+    monkeypatch.setattr(Trial, "decoding", lambda one, stage: "mean")
+    Trial(replace(RECIPE, within=70, seed=3), tmp_path, ("longer",), 4).train()
+    for name in ("ppo", "longer"):
+        assert "--eval-env-kwargs sampled_starts:0 max_episode_steps:70" in " ".join(said[name])
+    assert said["evaluate ppo test"][-1] == "env_kwargs:{task_seed: 4000, max_episode_steps: 70, sampled_starts: 4}"
+    assert said["evaluate sft validation-mean"][-1] == "env_kwargs:{sampled_starts: 0, max_episode_steps: 70}"
+
+
 def test_deadlines_are_recipes_of_environments_that_there_are() -> None:
     for recipe in read_recipes(DEADLINES):
         assert recipe.name.startswith(f"{recipe.env}-")
