@@ -45,7 +45,7 @@ class AgentRecipe:
     """One environment's way from nothing to a better policy."""
 
     name: str = ""
-    """Of the recipe and its folder; the environment's by default."""
+    """Of the recipe and its folder; `read_recipes` sets it, and empty it is the environment's."""
     env: str
     """Environment id."""
     demonstrations: int
