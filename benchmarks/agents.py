@@ -44,8 +44,6 @@ _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
 class AgentRecipe:
     """One environment's way from nothing to a better policy."""
 
-    name: str = ""
-    """Of the recipe and its folder; `read_recipes` sets it, and empty it is the environment's."""
     env: str
     """Environment id."""
     demonstrations: int
@@ -71,12 +69,8 @@ class AgentRecipe:
     """`--privileged-coef` of `zoo.sft`."""
     paraphrases: str = ""
     """`--paraphrases` of `zoo.sft`, from the root of a checkout; none by default."""
-    train_params: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Algorithm -> `-params` of its `zoo.train`."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
-    within: int | None = None
-    """Steps within which `benchmarks.evidence` asks for success in its evaluations; the whole episode by default."""
     algorithms: Sequence[str] = ALGORITHMS
     """What goes on from the fine-tuned policy."""
     validation: Sequence[str] = ()
@@ -93,16 +87,13 @@ class AgentRecipe:
 
 
 def read_recipes(path: Path) -> list[AgentRecipe]:
-    """From a file such as `hyperparams/agents.yml`, of names, which are environments unless they have an `env`.
-
-    Raises `SystemExit` for a field that does not exist.
-    """
+    """From `hyperparams/agents.yml`; raises `SystemExit` for a field that does not exist."""
     known = {one.name for one in fields(AgentRecipe)}
     recipes = []
-    for name, values in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+    for env, values in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         if unknown := values.keys() - known:
-            raise SystemExit(f"{path}, {name}: no field {sorted(unknown)}, known: {sorted(known)}")
-        recipes.append(AgentRecipe(**{"name": name, "env": name, **values}))
+            raise SystemExit(f"{path}, {env}: no field {sorted(unknown)}, known: {sorted(known)}")
+        recipes.append(AgentRecipe(env=env, **values))
     return recipes
 
 
@@ -111,7 +102,7 @@ class Workshop:
 
     def __init__(self, recipe: AgentRecipe, folder: Path) -> None:
         self.recipe = recipe
-        self.folder = folder / folder_name(recipe.name or recipe.env)
+        self.folder = folder / folder_name(recipe.env)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def train(self) -> None:
@@ -136,8 +127,7 @@ class Workshop:
         self.evaluate("sft")
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *recipe.validation)
-            params = params_of(recipe.train_params.get(algo, ()))
-            self.step(algo, "train", "--algo", algo, *env, *start, *common, *params)
+            self.step(algo, "train", "--algo", algo, *env, *start, *common)
             self.evaluate(algo)
 
     def parts(self) -> Mapping[str, AgentRecipe]:

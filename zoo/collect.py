@@ -117,19 +117,20 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     if not attempts:
         raise BadValue(f"--skip {args.skip} leaves no start state of {source.env} to try; give a smaller number")
     progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
-    envs, record = source.open()
+    opened, record = source.open()
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
             cause: Exception | None = None
             try:
-                episodes = record(attempts[writer.tried : writer.tried + source.num_envs], args.skip + writer.tried)
+                wanted = args.episodes - writer.episodes
+                episodes = record(attempts[writer.tried :], args.skip + writer.tried, wanted)
             except Interrupted as stop:
                 episodes, cause = list(stop.episodes), stop.cause
             except VLAZooError as error:
                 if not writer.tried:
                     raise
                 episodes, cause = [], error
-            kept, tried = kept_episodes(episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures)
+            kept, tried = kept_episodes(episodes, wanted, keep_failures=args.keep_failures)
             if tried:
                 writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
@@ -137,7 +138,7 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
                 raise type(cause)(f"{cause}; repeat the command to go on after {writer.tried} start states") from cause
     finally:
         progress.close()
-        envs.close()
+        opened.close()
     _print_result(args, source, writer, len(attempts))
     return 0
 

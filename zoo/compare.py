@@ -67,8 +67,8 @@ def run(argv: Sequence[str]) -> int:
     for name in _OF_PLAYING:
         if args.policy is None and getattr(args, name) is not None:
             raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
-    before = [read_record(results_file(path)) for path in args.before]
-    after = [read_record(results_file(path)) for path in args.after] if args.after else [play(args, before)]
+    before = [read_record(path) for path in args.before]
+    after = [read_record(path) for path in args.after] if args.after else [play(args, before)]
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
@@ -176,11 +176,12 @@ def results_file(path: str) -> Path:
     return Path(path) / RESULTS_FILE if Path(path).is_dir() else Path(path)
 
 
-def read_record(file: Path) -> Mapping[str, Any]:
-    """A file of `zoo.evaluate`; raises `BadValue` for anything else."""
+def read_record(path: str) -> Mapping[str, Any]:
+    """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
+    file = results_file(path)
     if not file.is_file():
-        hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
+        command = f"-i {quoted(path)}" if Path(path).is_dir() else f"-i RUN -o {quoted(file)}"
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: python -m zoo.evaluate {command}")
     record = read_json(file)
     if not _is_record(record):
         kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())

@@ -10,7 +10,7 @@ from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
-from zoo.hub.upload import Publication, base_is_local, check_repo, default_name, publish
+from zoo.hub.upload import Publication, base_is_local, check_repo, default_name, has_adapter, publish
 from zoo.runs.lookup import find_run, policy_folder
 
 
@@ -46,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
         base=args.base,
         with_checkpoint=not args.weights_only,
     )
+    if args.base is not None and not has_adapter(publication):
+        raise BadValue(f"--base names an adapter's base, and the policy of '{args.run}' is whole; leave --base out")
     local = base_is_local(publication)
     if local is not None:
         print(

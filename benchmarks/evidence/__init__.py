@@ -3,6 +3,5 @@
 trial       one seed of one environment: demonstrations, fine-tuning, reinforcement learning, controls, tests
 outcomes    what a trial came to, as a file small enough to keep
 table       all trials together: rates over seeds, processor time, p
-deadlines   recipes against a deadline that the expert mostly misses
 records/    outcomes, made by the first whole trial
 """

@@ -2,7 +2,6 @@
 
     python -m benchmarks.evidence MetaWorld/window-open              # three seeds, files under evidence-work/
     python -m benchmarks.evidence MetaWorld/window-open --seeds 3 4  # these seeds; what is done is not repeated
-    python -m benchmarks.evidence MetaWorld/drawer-open-87           # the same against a deadline (deadlines.yml)
     python -m benchmarks.evidence --table                            # of the kept records, nothing is run
 
 For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
@@ -34,16 +33,13 @@ from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
 
 RECORDS = Path(__file__).with_name("records")
-DEADLINES = Path(__file__).with_name("deadlines.yml")
-"""Recipes of environments whose episodes end before the expert is done, mostly."""
 
 
 def main() -> None:
     """Entry point."""
-    files = (packaged_folder("hyperparams") / "agents.yml", DEADLINES)
-    recipes = {one.name: one for file in files for one in read_recipes(file) if one.algorithms}
+    recipes = {one.env: one for one in read_recipes(packaged_folder("hyperparams") / "agents.yml") if one.algorithms}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("envs", nargs="*", metavar="ENV", help="recipes (default: all, a day and more)")
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="environments (default: all that have a recipe)")
     parser.add_argument("-o", "--output", type=Path, default=Path("evidence-work"), help="where everything goes")
     parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help="where outcomes are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="S")

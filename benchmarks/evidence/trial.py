@@ -57,8 +57,7 @@ class Trial(Workshop):
         self._finetune("sft", recipe.sft_updates, "demonstrations")
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)))
-            how = (*self._common(self.folder), *params_of(recipe.train_params.get(algo, ())))
-            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *how)
+            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *self._common(self.folder))
         # What a start costs is no part of an update.
         self._finetune(_START, 1, "demonstrations")
         updates = longer_updates(self.costs(), recipe.sft_updates, recipe.algorithms)
@@ -93,7 +92,7 @@ class Trial(Workshop):
             stage: Outcome(solved=self._solved(stage, "test"), cpu_minutes=cpu_minutes(self.costs(), stage))
             for stage in self.stages
         }
-        return Outcomes(env=self.recipe.name or self.recipe.env, seed=self.recipe.seed, stages=stages)
+        return Outcomes(env=self.recipe.env, seed=self.recipe.seed, stages=stages)
 
     def _solved(self, stage: str, name: str) -> dict[str, bool]:
         episodes = json.loads(self.result(stage, name).read_text())["episodes"]
@@ -136,24 +135,18 @@ class Trial(Workshop):
         return ("--seed", self.recipe.seed, "-f", folder, "--num-threads", 1)
 
     def _often(self, steps: int) -> tuple[object, ...]:
-        options = [f"{name}:{value}" for name, value in self._judged(VALIDATION_STARTS).items()]
+        options = [f"{name}:{value}" for name, value in VALIDATION_STARTS[_family(self.recipe.env)].items()]
         where = ("--eval-split", "validation", *(("--eval-env-kwargs", *options) if options else ()))
         return ("--eval-freq", math.ceil(steps / EVALUATIONS), "--eval-episodes", EVALUATED, *where)
 
-    def _judged(self, starts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Options of evaluations: a split's start states, and how long an episode may take."""
-        within = {} if self.recipe.within is None else {"max_episode_steps": self.recipe.within}
-        return {**starts[_family(self.recipe.env)], **within}
-
     def _num_steps(self, algo: str) -> int:
-        own = dict(one.split(":", 1) for one in self.recipe.train_params.get(algo, ()))
-        return int(own.get("n_timesteps") or load_hyperparams(algo, self.recipe.env, "nano").values["n_timesteps"])
+        return int(load_hyperparams(algo, self.recipe.env, "nano").values["n_timesteps"])
 
     def _play(self, stage: str, split: str, decoding: str) -> None:
         family = _family(self.recipe.env)
-        name, episodes, options = split, self._num_test, self._judged(TEST_STARTS)
+        name, episodes, options = split, self._num_test, dict(TEST_STARTS[family])
         if split == "validation":
-            name, episodes, options = f"{split}-{decoding}", EVALUATED, self._judged(VALIDATION_STARTS)
+            name, episodes, options = f"{split}-{decoding}", EVALUATED, dict(VALIDATION_STARTS[family])
         elif family != "ManiSkill":  # which has 1000
             options["sampled_starts"] = math.ceil(episodes / num_tasks(self.recipe.env))
         params = [f"policy_kwargs:{{greedy: {decoding}}}"]

@@ -249,15 +249,6 @@ def test_an_unknown_field_is_named(tmp_path: Path) -> None:
         read_recipes(file)
 
 
-def test_a_recipe_of_another_name_says_its_environment(tmp_path: Path) -> None:
-    file = tmp_path / "agents.yml"
-    file.write_text(
-        "quick: {env: Toy-Reach, demonstrations: 1, sft_updates: 1}\nToy-Reach: {demonstrations: 2, sft_updates: 1}\n"
-    )
-    assert [(one.name, one.env) for one in read_recipes(file)] == [("quick", "Toy-Reach"), ("Toy-Reach", "Toy-Reach")]
-    assert Workshop(read_recipes(file)[0], tmp_path).folder == tmp_path / "quick"
-
-
 def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: dict[str, str] = {}
     monkeypatch.setattr(
@@ -274,13 +265,11 @@ def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypa
             evaluation_params=["chunk:4"],
             privileged_coef=1.0,
             paraphrases="words.yml",
-            train_params={"ppo": ["gamma:0.9"]},
-            algorithms=("ppo",),
+            algorithms=(),
         ),
         tmp_path,
     ).train()
-    assert set(said) == {"collect", "sft", "evaluate sft train", "ppo", "evaluate ppo train"}
-    assert said["ppo"].endswith("--num-threads 1 -params gamma:0.9")
+    assert set(said) == {"collect", "sft", "evaluate sft train"}
     assert said["collect"].startswith("collect --env Toy-Reach --expert -n 3 --noise 0.1 --seed 7 -o")
     assert said["collect"].endswith("-params image_size:128 'env_kwargs:{sampled_starts: 9}'")
     assert "-n 2 --eval-episodes 0 --privileged-coef 1.0 --paraphrases words.yml --seed 1" in said["sft"]

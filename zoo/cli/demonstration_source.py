@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
@@ -29,9 +29,17 @@ STUDENT_SHARE = 0.5
 _UNUSED = (*TRAINING_ONLY, "chunk")
 """Options of an environment that do not change its pictures and protocol."""
 
-Opened = tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]
-"""An environment, which the caller closes, and a function that records in it an episode from each of some start states,
-the first of which has the given number among all."""
+
+class Closeable(Protocol):
+    """What holds simulators."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+Opened = tuple[Closeable, Callable[[Sequence[Attempt], int, int], list[Demonstration]]]
+"""What the caller closes, and a function that records episodes of the first of some attempts, in their order. It is
+told the number of the first among all, and how many more episodes the dataset is to hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +78,27 @@ def expert_source(args: argparse.Namespace) -> Source:
     def opened() -> Opened:
         from vla_gym import make_vec
         from zoo.demonstrations.recorder import demonstrate
+        from zoo.demonstrations.rehearsal import Rehearsal
         from zoo.demonstrations.take_over import wander
 
-        envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)
         rules = {"noise": args.noise, "seed": args.seed}
-        if args.wander:
-            return envs, lambda tries, _: wander(envs, make_expert, tries, share=args.wander, **rules)
-        return envs, lambda tries, _: demonstrate(envs, make_expert, tries, **rules)
+        every_step: dict[str, Any] = {"chunk": 1, "privileged": True, "autoreset_mode": "disabled"}
+
+        def play(envs: VLAVectorEnv, tries: Sequence[Attempt]) -> list[Demonstration]:
+            if args.wander:
+                return wander(envs, make_expert, tries, share=args.wander, **rules)
+            return demonstrate(envs, make_expert, tries, **rules)
+
+        def open_blind() -> VLAVectorEnv:
+            own = benchmark_options(options)
+            others = {name: value for name, value in options.items() if name not in (*own, "wrist_camera")}
+            return make_vec(replace(benchmark, cameras=()), num_envs, **others, **every_step)
+
+        envs = make_vec(args.env, num_envs, **every_step, **options)
+        if args.keep_failures:
+            return envs, lambda tries, *_: play(envs, tries[:num_envs])
+        rehearsal = Rehearsal(envs, open_blind, play)
+        return rehearsal, lambda tries, _, wanted: rehearsal.record(tries, wanted)
 
     settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
     settings |= {"wander": args.wander} if args.wander else {}
@@ -108,7 +130,9 @@ def student_source(args: argparse.Namespace) -> Source:
 
         student, envs = open_rollout(plan, every_step=True, privileged=True)
         rules = {"deterministic": not plan.protocol.sample, "share": share, "noise": args.noise, "seed": args.seed}
-        return envs, lambda tries, first: take_over(envs, student, make_expert, tries, first, **rules)
+        return envs, lambda tries, first, _: take_over(
+            envs, student, make_expert, tries[: plan.num_envs], first, **rules
+        )
 
     settings = {
         "env": plan.env,
@@ -153,7 +177,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             values=plan.server is None or plan.server.tells_values,
         )
         policy, envs = open_rollout(plan, every_step=True)
-        return envs, lambda tries, first: roll_out(envs, policy, tries, first, rules)
+        return envs, lambda tries, first, _: roll_out(envs, policy, tries[: plan.num_envs], first, rules)
 
     settings = {
         "env": plan.env,

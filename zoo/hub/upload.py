@@ -184,13 +184,21 @@ def card_facts(
     )
 
 
+def has_adapter(publication: Publication) -> bool:
+    """Whether the run's policy is an adapter over a base that lies elsewhere."""
+    return _adapter_config(publication).is_file()
+
+
 def base_is_local(publication: Publication) -> str | None:
     """Return the folder here that a run's adapter names as its base; None where it names a Hub id."""
-    path = policy_folder(str(publication.run.path)) / ADAPTER_CONFIG_FILE
-    if publication.base is not None or not path.is_file():
+    if publication.base is not None or not has_adapter(publication):
         return None
-    base = _base_of(path)
+    base = _base_of(_adapter_config(publication))
     return base if base != OWN_BASE and Path(base).is_dir() else None
+
+
+def _adapter_config(publication: Publication) -> Path:
+    return policy_folder(str(publication.run.path)) / ADAPTER_CONFIG_FILE
 
 
 def _base_of(adapter_config: Path) -> str:

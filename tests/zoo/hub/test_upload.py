@@ -20,6 +20,7 @@ from huggingface_hub import HfApi, ModelCard
 import vla_gym
 from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from tests.zoo.stand_ins import toy_config
+from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
@@ -329,6 +330,12 @@ def test_from_a_shell_publicly_and_again(run: Path, hub: LoopbackHub) -> None:
 def test_without_a_name_it_goes_to_ones_own(run: Path, hub: LoopbackHub) -> None:
     assert push_to_hub.run(["-i", str(run)]) == 0
     assert list(hub.repos) == ["me/ppo-Toy-Reach-nano"]
+
+
+def test_a_whole_policy_has_no_base_to_name(run: Path, hub: LoopbackHub) -> None:
+    with pytest.raises(BadValue, match=r"--base names an adapter's base, and the policy of '.*' is whole; leave"):
+        push_to_hub.run(["-i", str(run), RUN, "--base", BASE])
+    assert not hub.repos
 
 
 def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
