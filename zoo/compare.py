@@ -180,8 +180,10 @@ def read_record(path: str) -> Mapping[str, Any]:
     """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     file = results_file(path)
     if not file.is_file():
-        command = f"-i {quoted(path)}" if Path(path).is_dir() else f"-i RUN -o {quoted(file)}"
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: python -m zoo.evaluate {command}")
+        hint = f"python -m zoo.evaluate -i RUN -o {quoted(file)}"
+        if Path(path).is_dir():
+            hint = f"python -m zoo.evaluate -i {quoted(path)}"
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: {hint}")
     record = read_json(file)
     if not _is_record(record):
         kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())
