@@ -13,7 +13,7 @@ from zoo.demonstrations.recorder import Attempt, Demonstration, Interrupted
 
 MOST_FAILED = 0.25
 """Share of episodes without success above which rehearsing takes less time than drawing them."""
-MOST_BLOCKS = 16
+MOST_BLOCKS = 8
 """Rehearsals of as many episodes as environments before one is drawn, however few were solved."""
 
 Play = Callable[[VLAVectorEnv, Sequence[Attempt]], list[Demonstration]]
