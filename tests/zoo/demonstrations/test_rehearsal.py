@@ -115,7 +115,7 @@ def test_what_is_not_drawn_is_not_kept_when_a_simulator_fails(fails_after: int) 
 def test_a_rehearsed_episode_is_the_one_that_is_drawn() -> None:
     pytest.importorskip("metaworld")
     benchmark = find_benchmark("MetaWorld/door-lock", render_quality="fast", max_episode_steps=62)
-    rules = {"chunk": 1, "privileged": True, "autoreset_mode": "disabled", "num_workers": 0, "image_size": 32}
+    rules = {"chunk": 1, "privileged": True, "autoreset_mode": "disabled", "num_workers": 1, "image_size": 32}
 
     def play(envs: Any, attempts: Sequence[Attempt]) -> Any:
         return demonstrate(envs, expert_class(benchmark), attempts, noise=0.1, seed=3)
