@@ -31,15 +31,15 @@ _UNUSED = (*TRAINING_ONLY, "chunk")
 
 
 class Closeable(Protocol):
-    """What holds simulators."""
+    """Holds simulators."""
 
     def close(self) -> None:
-        """End them."""
+        """End the simulators."""
 
 
 Opened = tuple[Closeable, Callable[[Sequence[Attempt], int, int], list[Demonstration]]]
-"""What the caller closes, and a function that records episodes of the first of some attempts, in their order. It is
-told the number of the first among all, and how many more episodes the dataset is to hold."""
+"""Simulators, which the caller closes, and a function that records episodes of the first of some attempts, in their
+order. It takes the attempts, the number of the first among all, and how many more episodes the dataset is to hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def expert_source(args: argparse.Namespace) -> Source:
     def opened() -> Opened:
         from vla_gym import make_vec
         from zoo.demonstrations.recorder import demonstrate
-        from zoo.demonstrations.rehearsal import Rehearsal
+        from zoo.demonstrations.render_on_success import RenderOnSuccess
         from zoo.demonstrations.take_over import wander
 
         rules = {"noise": args.noise, "seed": args.seed}
@@ -89,7 +89,7 @@ def expert_source(args: argparse.Namespace) -> Source:
                 return wander(envs, make_expert, tries, share=args.wander, **rules)
             return demonstrate(envs, make_expert, tries, **rules)
 
-        def open_blind() -> VLAVectorEnv:
+        def open_without_cameras() -> VLAVectorEnv:
             own = benchmark_options(options)
             others = {name: value for name, value in options.items() if name not in (*own, "wrist_camera")}
             return make_vec(replace(benchmark, cameras=()), num_envs, **others, **every_step)
@@ -97,8 +97,8 @@ def expert_source(args: argparse.Namespace) -> Source:
         envs = make_vec(args.env, num_envs, **every_step, **options)
         if args.keep_failures:
             return envs, lambda tries, *_: play(envs, tries[:num_envs])
-        rehearsal = Rehearsal(envs, open_blind, play)
-        return rehearsal, lambda tries, _, wanted: rehearsal.record(tries, wanted)
+        solved = RenderOnSuccess(envs, open_without_cameras, play)
+        return solved, lambda tries, _, wanted: solved.record(tries, wanted)
 
     settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
     settings |= {"wander": args.wander} if args.wander else {}
