@@ -33,9 +33,10 @@ class RenderOnSuccess:
         self._num_played = self._num_failed = 0
 
     def record(self, attempts: Sequence[Attempt], wanted: int) -> list[Demonstration]:
-        """Return the episodes of the first of these attempts, in their order, with at most `wanted` solved ones.
+        """Return the episodes of the first of these attempts, in their order.
 
-        An episode that is not solved may have no images. Raises what ended recording, a `VLAZooError`; where episodes
+        Of episodes first played without cameras no more than `wanted` are rendered, or than there are environments. An
+        episode that is not solved may have no images. Raises what ended recording, a `VLAZooError`; where episodes
         were played without cameras, those of this call are lost.
         """
         if self._num_failed <= FAILURE_SHARE * self._num_played:
