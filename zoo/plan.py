@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import OneLineParser, number, processes
@@ -43,8 +43,8 @@ def parser() -> OneLineParser:
     return p
 
 
-def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:
-    """Return the arithmetic, the memory, what fits, and the time."""
+def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> Iterator[str]:
+    """Yield the arithmetic, the memory, what fits, and the time; a 7B policy is counted on the way, for tens of seconds."""
     card = CARDS.get(args.gpu)
     gpu_memory = args.gpu_memory or (card.memory if card else None)
     plan = RunPlan.resolve(config, args.ranks, accelerator=gpu_memory is not None)
@@ -53,20 +53,19 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config, sharded=sharded)
     check_network(config)
-    lines = [*plan.arithmetic(resume), *memory_lines(plan, sharded=sharded, passes=True)]
+    yield from plan.arithmetic(resume)
+    yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:
-            lines += fit_lines(plan, where, size, sharded=sharded)
-    lines += refusal_lines(config, sharded=sharded)
+            yield from fit_lines(plan, where, size, sharded=sharded)
+    yield from refusal_lines(config, sharded=sharded)
     shape = shape_of(config)
     if card is not None and shape is not None:
-        lines += time_lines(footprint(shape), plan.batch, card, args.gpu)
-    return lines
+        yield from time_lines(footprint(shape), plan.batch, card, args.gpu)
 
 
-def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> list[str]:
-    """Return whether each kind of rank fits into `size` GiB of that place, and for a GPU with which settings."""
-    lines = []
+def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> Iterator[str]:
+    """Yield whether each kind of rank fits into `size` GiB of that place, and for a GPU with which settings."""
     for name, rank in ranks(plan, sharded=sharded):
         found = needs(plan.batch, plan.config, plan.num_workers, rank)
         needed = total(found, where) / GIB
@@ -75,15 +74,12 @@ def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) 
         unknown = where == "device" and rank.roles != {"env"} and shape_of(plan.config) is None
         if unknown or not needed:
             what = f"weights of '{plan.config.policy}' are not counted" if unknown else "nothing of it could be counted"
-            lines.append(f"fits         {where}: not known, {what}")
+            yield f"fits         {where}: not known, {what}"
             continue
         whose = "each rank" if plan.placement.everywhere else name
-        lines.append(
-            f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of {whose}"
-        )
+        yield f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of {whose}"
         if where == "device" and "actor" in rank.roles:
-            lines += choice_lines(plan, rank, size, fits=needed <= size)
-    return lines
+            yield from choice_lines(plan, rank, size, fits=needed <= size)
 
 
 def choice_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
@@ -122,7 +118,8 @@ def run(argv: Sequence[str]) -> int:
         args.ranks = processes_named(args.placement or ALL)
     import_named_packages(args)
     check_services(args)
-    print("\n".join(plan_lines(*resolve_run(args), args)))
+    for line in plan_lines(*resolve_run(args), args):
+        print(line, flush=True)
     return 0
 
 

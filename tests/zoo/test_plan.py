@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from zoo import plan
 from zoo.cli.main import main
 from zoo.cli.run_flags import resolve_new_run
 from zoo.runs.folder import create_run_folder, describe_run
@@ -96,6 +97,20 @@ def test_a_plan_needs_no_simulator_here(
     said = planned(capsys, "--env MetaWorld/reach --dry-run -f here -tb there -P")
     assert "environment  MetaWorld/reach: 1 tasks" in said
     assert os.listdir() == []
+
+
+def test_what_is_known_is_printed_before_the_policy_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    said: list[str] = []
+
+    def counted(*_: object, **__: object) -> list[str]:
+        said.append(capsys.readouterr().out)
+        return []
+
+    monkeypatch.setattr(plan, "memory_lines", counted)
+    assert main(["plan", "--env", "Toy-Reach"]) == 0
+    assert said[0].startswith("environment  Toy-Reach")
 
 
 OFT = "--env Toy-Reach --policy openvla-oft -params chunk:8 n_steps:2 batch_size:32"
