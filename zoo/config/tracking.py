@@ -100,10 +100,12 @@ class Tracking:
 def check_tracking(tracking: Tracking) -> None:
     """Raise where a tracker cannot follow a run from this machine.
 
-    `UnknownName` for another tracker, `MissingDependency` for one that is not installed, `BadValue` for names without
-    a tracker that takes them and for a server that does not answer.
+    `UnknownName` for another tracker, `MissingDependency` for one that is not installed, `BadValue` for TensorBoard,
+    which is none, for names without a tracker that takes them and for a server that does not answer.
     """
     for name in tracking.trackers:
+        if name == "tensorboard":
+            raise BadValue("--track tensorboard: every run writes TensorBoard's log into its folder; leave the flag out")
         if name not in SERVICES:
             raise unknown_name("tracker", name, SERVICES)
         if find_spec(name) is None:
