@@ -143,8 +143,8 @@ def main() -> None:
     print(f"{arguments.rounds} alternating rounds. Steps are control steps of both slots together.")
     median = in_turn(list(SIDES), arguments.rounds, run_side)
     print(f"\n{'':<34}{'ours':>10}{'upstream':>10}{'ratio':>8}")
-    for figure, ours in median["ours"].items():
-        theirs = median["upstream"][figure]
+    for figure, theirs in median["upstream"].items():
+        ours = median["ours"][figure]
         ratio = ours / theirs if figure == "steps/s" else theirs / ours
         print(f"{figure:<34}{ours:>10.3f}{theirs:>10.3f}{ratio:>7.1f}x")
 

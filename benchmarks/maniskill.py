@@ -1,12 +1,12 @@
 """Our ManiSkill against the bare simulator and the usual adapter: `python -m benchmarks.maniskill`.
 
-Each side plays the same task with the same actions on as many processes as cores, one slot each:
+Each side plays the same task on as many processes as cores, one slot each, ours 8 environments each:
 
     ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
     bare        ManiSkill's environment in a loop: controller and physics of every step, as many pictures as ours,
                 and nothing else (no success, no reward, no observation, no processes that talk)
     usual       `gymnasium.make` with `obs_mode="rgb"` in `AsyncVectorEnv`: a picture, state and reward every step
-    one core    ours with a single slot on a single core, for the scaling over cores and workers
+    one core    ours with all its processes on a single core, for the scaling over cores
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
 ratios are printed. Episodes last as long as the measurement, so no reset falls into it. The first picture of a
@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.harness import (
     CHUNK,
+    ENVS_PER_WORKER,
     Figures,
     actions,
     in_turn,
@@ -35,6 +36,7 @@ from benchmarks.harness import (
     seconds,
     stay_on_one_core,
     step_by_step,
+    wall_and_cpu,
 )
 from vla_gym.adapters.maniskill.tasks import CONTROL_MODE, TASKS, maniskill_benchmark
 
@@ -59,15 +61,16 @@ def upstream_options(size: int) -> dict[str, Any]:
 
 
 def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
-    """Rate of all slots, seconds until the first observation, seconds per reset of a slot, memory of a worker."""
+    """Rate of all environments, seconds until the first observation, seconds per reset of one, memory of a worker."""
     import vla_gym
 
+    num_envs = slots * ENVS_PER_WORKER
     benchmark = maniskill_benchmark(f"ManiSkill/{task}")
     endless = tuple(dataclasses.replace(one, horizon=ENDLESS) for one in benchmark.tasks)
     start = time.perf_counter()
     envs = vla_gym.make_vec(
         dataclasses.replace(benchmark, tasks=endless),
-        num_envs=slots,
+        num_envs=num_envs,
         chunk=CHUNK,
         image_size=size,
         num_workers=slots,
@@ -76,8 +79,8 @@ def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
     envs.reset()
     begin = time.perf_counter() - start
     resets = [seconds(envs.reset) for _ in range(5)]
-    played = play(envs, actions(decisions, slots, DIMS))
-    return {**played, "begin s": begin, "reset s": statistics.median(resets)}
+    played = play(envs, actions(max(1, decisions // 4), num_envs, DIMS))
+    return {**played, "begin s": begin, "reset s": statistics.median(resets) / ENVS_PER_WORKER}
 
 
 def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
@@ -86,7 +89,7 @@ def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
 
 
 def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
-    """Controller, physics and pictures of one slot with nothing around them; prints the seconds they took."""
+    """Controller, physics and pictures of one slot with nothing around them; prints `wall_and_cpu`."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  registers its ids
 
@@ -103,12 +106,14 @@ def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
 
     picture()
     chosen = actions(decisions, slot + 1, DIMS)[:, slot]
-    start = time.perf_counter()
-    for action_KA in chosen:
-        for action_A in action_KA:
-            env._step_action(action_A[None])
-        picture()
-    print(time.perf_counter() - start)
+
+    def play_all() -> None:
+        for action_KA in chosen:
+            for action_A in action_KA:
+                env._step_action(action_A[None])
+            picture()
+
+    print(json.dumps(wall_and_cpu(play_all)))
 
 
 def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
@@ -129,7 +134,7 @@ def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
 
 
 def measure_one_core(task: str, decisions: int, slots: int, size: int) -> Figures:
-    """Ours, this process and its worker together on one core."""
+    """Ours, this process and its workers together on one core."""
     stay_on_one_core()
     return measure_ours(task, decisions, slots, size)
 

@@ -1,11 +1,11 @@
 """Our Meta-World against the bare simulator and the usual adapter: `python -m benchmarks.metaworld`.
 
-Each side plays the same tasks with the same actions on as many processes as cores, one slot each:
+Each side plays the same tasks on as many processes as cores, one slot each, ours 8 environments each:
 
     ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
     bare        `mj_step` in a loop without rewards, observations or processes that talk; the same pictures
     usual       `gymnasium.make` with `AddRenderObservation` in `AsyncVectorEnv`: a picture every step
-    one core    ours with a single slot on a single core, for the scaling over cores and workers
+    one core    ours with all its processes on a single core, for the scaling over cores
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
 ratios are printed. The time of a step depends on the task little, on the picture much: see `--quality`, `--size`.
@@ -18,13 +18,13 @@ import functools
 import json
 import os
 import statistics
-import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import (
     CHUNK,
+    ENVS_PER_WORKER,
     Figures,
     actions,
     in_turn,
@@ -35,6 +35,7 @@ from benchmarks.harness import (
     seconds,
     stay_on_one_core,
     step_by_step,
+    wall_and_cpu,
 )
 from vla_gym.adapters.metaworld.tasks import metaworld_benchmark
 
@@ -46,13 +47,14 @@ PROTOCOL = "lerobot"
 
 
 def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures:
-    """Rates of all slots, seconds per reset of a slot on the same task and on another, memory of a worker."""
+    """Rates of all environments, seconds per reset of one on the same task and on another, memory of a worker."""
     import vla_gym
 
+    num_envs = slots * ENVS_PER_WORKER
     options: dict[str, Any] = {"protocol": PROTOCOL, "render_quality": quality}
     envs = vla_gym.make_vec(
         "MetaWorld-MT50",
-        num_envs=slots,
+        num_envs=num_envs,
         chunk=CHUNK,
         image_size=size,
         num_workers=slots,
@@ -60,19 +62,20 @@ def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures
         **options,
     )
     names = [task.name for task in envs.benchmark.tasks]
-    ids = np.array([names.index(TASKS[slot % len(TASKS)]) for slot in range(slots)])
+    ids = np.array([names.index(TASKS[env % len(TASKS)]) for env in range(num_envs)])
 
     def restart(task_id: np.ndarray, trial: int) -> None:
-        everyone = np.ones(slots, dtype=bool)
-        trials = np.full(slots, trial)
+        everyone = np.ones(num_envs, dtype=bool)
+        trials = np.full(num_envs, trial)
         envs.reset(options={"reset_mask": everyone, "task_id": task_id, "trial_id": trials})
 
     restart(ids, 0)
     switch = [seconds(functools.partial(restart, (ids + away) % len(names), 0)) for away in (3, 4, 5)]
     restart(ids, 0)
     same = [seconds(functools.partial(restart, ids, trial)) for trial in (1, 2, 0)]
-    played = play(envs, actions(decisions, slots, DIMS))
-    return {**played, "reset s": statistics.median(same), "switch s": statistics.median(switch)}
+    played = play(envs, actions(max(1, decisions // 4), num_envs, DIMS))
+    each = {"reset s": statistics.median(same), "switch s": statistics.median(switch)}
+    return {**played, **{name: took / ENVS_PER_WORKER for name, took in each.items()}}
 
 
 def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures:
@@ -81,7 +84,7 @@ def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures
 
 
 def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
-    """Physics and pictures of one slot with nothing around them; prints the seconds they took."""
+    """Physics and pictures of one slot with nothing around them; prints `wall_and_cpu`."""
     import metaworld
     import mujoco
 
@@ -98,16 +101,18 @@ def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
     renderer.update_scene(data, "corner4")
     renderer.render()
     chosen = actions(decisions, slot + 1, DIMS)[:, slot]
-    start = time.perf_counter()
-    for action_KA in chosen:
-        for action in action_KA:
-            env.set_xyz_action(action[:3])
-            data.ctrl[:] = action[3], -action[3]
-            mujoco.mj_step(model, data, nstep=env.frame_skip)
-        mujoco.mj_forward(model, data)
-        renderer.update_scene(data, "corner4")
-        renderer.render()
-    print(time.perf_counter() - start)
+
+    def play_all() -> None:
+        for action_KA in chosen:
+            for action in action_KA:
+                env.set_xyz_action(action[:3])
+                data.ctrl[:] = action[3], -action[3]
+                mujoco.mj_step(model, data, nstep=env.frame_skip)
+            mujoco.mj_forward(model, data)
+            renderer.update_scene(data, "corner4")
+            renderer.render()
+
+    print(json.dumps(wall_and_cpu(play_all)))
     renderer.close()
 
 
@@ -134,7 +139,7 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
 
 
 def measure_one_core(decisions: int, slots: int, size: int, quality: str) -> Figures:
-    """Ours, this process and its worker together on one core."""
+    """Ours, this process and its workers together on one core."""
     stay_on_one_core()
     return measure_ours(decisions, slots, size, quality)
 

@@ -44,7 +44,7 @@ def parser() -> OneLineParser:
 
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> Iterator[str]:
-    """Yield the arithmetic, the memory, what fits, and the time; a 7B policy is counted on the way, for tens of seconds."""
+    """Yield the arithmetic, the memory, what fits, and the time; a 7B policy is counted on the way, for a minute."""
     card = CARDS.get(args.gpu)
     gpu_memory = args.gpu_memory or (card.memory if card else None)
     plan = RunPlan.resolve(config, args.ranks, accelerator=gpu_memory is not None)

@@ -105,7 +105,7 @@ def check_tracking(tracking: Tracking) -> None:
     """
     for name in tracking.trackers:
         if name == "tensorboard":
-            raise BadValue("--track tensorboard: every run writes TensorBoard's log into its folder; leave the flag out")
+            raise BadValue("--track tensorboard: every run has TensorBoard's log in its folder; leave the flag out")
         if name not in SERVICES:
             raise unknown_name("tracker", name, SERVICES)
         if find_spec(name) is None:

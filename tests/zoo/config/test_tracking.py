@@ -53,7 +53,7 @@ def test_names_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
         (Tracking(trackers=("trackio",), entity="lab"), "--wandb-entity is for wandb and swanlab; add --track wandb"),
         (Tracking(trackers=("trackio",), tags=("toy",)), "--wandb-tags is for wandb and swanlab"),
         (Tracking(group="seeds"), "--wandb-group is for wandb and trackio"),
-        (Tracking(trackers=("tensorboard",)), "every run writes TensorBoard's log into its folder"),
+        (Tracking(trackers=("tensorboard",)), "every run has TensorBoard's log in its folder"),
     ],
 )
 def test_names_that_no_tracker_takes_are_refused(asked: Tracking, message: str) -> None:
