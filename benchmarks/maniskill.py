@@ -79,7 +79,7 @@ def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
     envs.reset()
     begin = time.perf_counter() - start
     resets = [seconds(envs.reset) for _ in range(5)]
-    played = play(envs, actions(max(1, decisions // 4), num_envs, DIMS))
+    played = play(envs, actions(decisions, num_envs, DIMS))
     return {**played, "begin s": begin, "reset s": statistics.median(resets) / ENVS_PER_WORKER}
 
 
@@ -158,7 +158,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=tuple(TASKS), default="PickCube")
-    parser.add_argument("--decisions", type=int, default=100, help="measured per slot and round")
+    parser.add_argument("--decisions", type=int, default=25, help="measured per environment and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=os.cpu_count())
     parser.add_argument("--size", type=int, default=128)

@@ -73,7 +73,7 @@ def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures
     switch = [seconds(functools.partial(restart, (ids + away) % len(names), 0)) for away in (3, 4, 5)]
     restart(ids, 0)
     same = [seconds(functools.partial(restart, ids, trial)) for trial in (1, 2, 0)]
-    played = play(envs, actions(max(1, decisions // 4), num_envs, DIMS))
+    played = play(envs, actions(decisions, num_envs, DIMS))
     each = {"reset s": statistics.median(same), "switch s": statistics.median(switch)}
     return {**played, **{name: took / ENVS_PER_WORKER for name, took in each.items()}}
 
@@ -163,7 +163,7 @@ def compare(args: argparse.Namespace, quality: str) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--decisions", type=int, default=40, help="measured per slot and round, at most 60")
+    parser.add_argument("--decisions", type=int, default=20, help="measured per environment and round, at most 60")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=os.cpu_count())
     parser.add_argument("--size", type=int, default=480)
