@@ -20,7 +20,7 @@ from vla_gym.workers.environment import worker_environment
 CHUNK = 8
 """Actions of a decision."""
 ENVS_PER_WORKER = 8
-"""Of the sides that are ours; training has 8 to 32. With a single one workers wait longer for the slowest of them."""
+"""Of the sides that are ours; the agents' recipes have 8 to 40 on two cores. With one, waiting takes a larger share."""
 Figures = dict[str, float]
 """What a side measured: name with unit -> number; "steps/s" is among them."""
 
