@@ -145,7 +145,7 @@ class Backbone(nn.Module, ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """Most bytes of what it keeps of observations (the setting `cache_features`)."""
+        """Most bytes of what it keeps of observations (`cache_features`; of nano, `freeze_encoder`)."""
         return 0
 
     @property

@@ -32,6 +32,9 @@ MOST_PRIVILEGED = 4096
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
+LEARNING_OPTIONS = ("freeze_encoder",)
+"""Fields that may be set for a checkpoint, whose others are those that it was made with."""
+
 Critic = Literal["shared", "own"]
 """Source of the critic's features."""
 Eye = Literal["shallow", "deep", "contrast"]
@@ -73,6 +76,9 @@ class NanoConfig:
     privileged_dim: int = 0
     """Numbers of the privileged vector that a head predicts from the points while fine-tuning (`Benchmark.places`);
     0 = no such head."""
+    freeze_encoder: bool = False
+    """Whether all that makes tokens of an observation (embeddings, stem, blocks) stays as it is, so that readers and
+    heads alone are trained. An observation is then encoded once, when it is acted on, for all passes of an update."""
 
     def __post_init__(self) -> None:
         if self.critic not in get_args(Critic):
@@ -106,6 +112,12 @@ def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConf
     grid = min(8, max(1, image_size // 8))
     own = {key: value for key, value in options.items() if key != "size"}
     return from_json(NanoConfig, {**SIZES[size], "grid": grid, **own}, "backbone_kwargs of nano")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of `backbone_kwargs` changes how a checkpoint is trained, and what its file has settled."""
+    learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
+    return learning, {key: value for key, value in options.items() if key not in LEARNING_OPTIONS}
 
 
 def fit_image_size(image_size: int, grid: int) -> int:

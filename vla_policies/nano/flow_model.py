@@ -15,7 +15,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
 from vla_policies.modules.flow_head import FlowHead, NoiseHead
 from vla_policies.modules.gemma import GemmaShape, KeyValue
-from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size, split_options
 from vla_policies.nano.layers import QueryBlock, ValueHead
 from vla_policies.nano.model import Encoding, NanoBackbone, NanoTrunk
 from vla_policies.nano.processor import prepare_inputs
@@ -94,6 +94,12 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
         return cls(conventions, from_json(NanoFlowConfig, config, where))
+
+    @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        learning, others = split_options(options)
+        kept = super().with_options(model, others, where)
+        return {**kept, "trunk": {**kept.get("trunk", {}), **learning}} if learning else kept
 
     def config_json(self) -> dict[str, Any]:
         return to_json(self.config)

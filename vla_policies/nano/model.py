@@ -15,7 +15,7 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.modules.feature_cache import GIB, FeatureCache
-from vla_policies.nano.config import Eye, NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.config import Eye, NanoConfig, config_from_options, fit_image_size, split_options
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
@@ -35,7 +35,7 @@ from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 KEPT_BYTES = GIB
-"""Of encodings, at most, while the critic is trained alone; one of a picture of `tiny` has 28 KB."""
+"""Of encodings, at most, where the encoder is not trained; one of a picture of `tiny` has 28 KB."""
 
 STEMS: Mapping[Eye, type[VisionStem]] = {
     "shallow": VisionStem,
@@ -71,7 +71,8 @@ class NanoTrunk(nn.Module):
     """Mixin of the nano families: builds encoders and blocks, and encodes observations with them."""
 
     _encodings: FeatureCache | None = None
-    """Encodings kept while the critic is trained alone."""
+    """Encodings kept while the encoder is not trained."""
+    _encoder_frozen = False
 
     def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
         """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
@@ -93,6 +94,22 @@ class NanoTrunk(nn.Module):
         """Build the blocks over all tokens."""
         shape = (config.width, config.heads, config.mlp_ratio)
         self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
+        if config.freeze_encoder:
+            self._freeze_encoder()
+
+    def _freeze_encoder(self) -> None:
+        self._encoder_frozen = True
+        for part in (self.words, self.sentence_norm, self.vision, self.points, self.state, self.blocks):
+            if part is not None:
+                part.requires_grad_(False)
+        self.camera.requires_grad_(False)
+        _keep_encodings(self)
+        # Loaded weights make other encodings.
+        self.register_load_state_dict_post_hook(_keep_encodings)
+
+    @property
+    def kept_bytes(self) -> int:
+        return KEPT_BYTES if self._encoder_frozen else 0
 
     @property
     def keeps_features(self) -> bool:
@@ -101,7 +118,10 @@ class NanoTrunk(nn.Module):
     @contextmanager
     def critic_trained_alone(self) -> Iterator[None]:
         """As `Backbone.critic_trained_alone`: each observation is encoded once."""
-        self._encodings = FeatureCache(KEPT_BYTES)
+        if self._encoder_frozen:
+            yield
+            return
+        _keep_encodings(self)
         try:
             yield
         finally:
@@ -185,6 +205,11 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         self.privileged = PrivilegedHead(width, config.privileged_dim) if config.privileged_dim else None
 
     @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        learning, others = split_options(options)
+        return {**super().with_options(model, others, where), **learning}
+
+    @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
         config = config_from_options(options, conventions.image_size)
         return cls(replace(conventions, image_size=fit_image_size(conventions.image_size, config.grid)), config)
@@ -220,6 +245,11 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
             x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
             hidden_BKD, value_BD = x_BQD[:, :-1], x_BQD[:, -1]
         return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BD), privileged_BP=privileged_BP)
+
+
+def _keep_encodings(trunk: NanoTrunk, *_: object) -> None:
+    """Keep the encodings of observations from now on, none of before."""
+    trunk._encodings = FeatureCache(KEPT_BYTES)
 
 
 def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:

@@ -169,7 +169,7 @@ def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need
     if _copies_reference(config):
         lines.append(Need("device", "the reference policy's own weights", weights.trained))
         kept *= 2
-    lines.append(Need("device", "kept features, at most (cache_features)", kept))
+    lines.append(Need("device", "kept features, at most", kept))
     if "actor" in rank.roles and not rank.sharded:
         lines.append(Need("device", "gradients", weights.gradients))
         lines.append(Need("device", "Adam's two moments", weights.optimizer))

@@ -109,8 +109,8 @@ def check_learnable(policy: nn.Module) -> None:
     backbone = getattr(policy, "backbone", policy)
     if will_shard() and getattr(backbone, "keeps_features", False):
         raise BadValue(
-            "cache_features does not go with FSDP2, whose ranks must run the frozen part together: set it to 0 in "
-            "policy_kwargs:{backbone_kwargs: {cache_features: 0}}, or learn by DDP: accelerate launch --config_file "
+            "kept features do not go with FSDP2, whose ranks must run the frozen part together: leave cache_features "
+            "(of nano: freeze_encoder) out of the backbone_kwargs, or learn by DDP: accelerate launch --config_file "
             "hyperparams/accelerate/one_node.yaml"
         )
     if quantized_layers(policy) and not policy.backbone.has_adapter:  # type: ignore[union-attr]

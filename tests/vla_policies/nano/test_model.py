@@ -1,12 +1,13 @@
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from vla_gym.errors import BadValue
-from vla_policies import Conventions
+from vla_policies import Conventions, VLAPolicy
 from vla_policies.nano.config import NanoConfig
 from vla_policies.nano.model import NanoBackbone
 from vla_policies.processing.observations import observation_keys
@@ -216,3 +217,65 @@ def test_encodings_among_shorter_sentences_are_others(nano: NanoBackbone, make_o
         again = nano(inputs)
     torch.testing.assert_close(alone.value_B, both.value_B[:1])
     assert torch.equal(again.value_B, both.value_B)
+
+
+MakePolicy = Callable[..., VLAPolicy]
+
+
+@pytest.fixture(params=["nano", "nano-flow"])
+def frozen(request: pytest.FixtureRequest, make_policy: MakePolicy, tmp_path: Path) -> VLAPolicy:
+    """A policy that was trained, and is opened again to be trained without its encoder."""
+    make_policy(backbone=request.param, backbone_kwargs=OPTIONS).save_pretrained(tmp_path / "trained")
+    return opened(tmp_path / "trained", freeze_encoder=True)
+
+
+def opened(folder: Path, **options: object) -> VLAPolicy:
+    return VLAPolicy.from_pretrained(folder, device="cpu", backbone_kwargs=options)
+
+
+def test_a_frozen_encoder_is_not_trained(frozen: VLAPolicy, make_obs: MakeObs) -> None:
+    obs = make_obs(4)
+    result = frozen.evaluate(obs, frozen.act(obs).record)
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    trained = {name.split(".")[0] for name, p in frozen.backbone.named_parameters() if p.grad is not None}
+    assert {"value_head"} < trained
+    assert not {"words", "sentence_norm", "vision", "camera", "points", "state", "blocks"} & trained
+    assert all(p.requires_grad == (p.grad is not None) for p in frozen.backbone.parameters())
+
+
+def test_a_frozen_encoder_sees_an_observation_once_to_act_and_to_learn(frozen: VLAPolicy, make_obs: MakeObs) -> None:
+    obs, sizes = make_obs(6), []
+    frozen.backbone.vision.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    sample = frozen.act(obs)
+    for rows in ([0, 4], [5, 1, 3]):
+        part = {key: value[rows] for key, value in obs.items()}
+        result = frozen.evaluate(part, {key: value[rows] for key, value in sample.record.items()})
+        torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA[rows])
+    with frozen.backbone.critic_trained_alone():
+        frozen.evaluate(obs, sample.record)
+    assert frozen.backbone.keeps_features
+    assert sizes == [6] * 2  # cameras
+
+
+def test_other_weights_make_other_encodings(frozen: VLAPolicy, make_obs: MakeObs) -> None:
+    obs = make_obs(2)
+    frozen.predict_values(obs)
+    frozen.load_state_dict({name: 0.5 * tensor for name, tensor in frozen.state_dict().items()})
+    unkept = replace(frozen.prepare(obs), keys=None)
+    torch.testing.assert_close(frozen.predict_values(obs)[:, 0], frozen.backbone.value(unkept))
+
+
+def test_a_checkpoint_says_that_its_encoder_is_frozen_until_it_is_told_otherwise(
+    frozen: VLAPolicy, make_obs: MakeObs, tmp_path: Path
+) -> None:
+    frozen.save_pretrained(tmp_path / "again")
+    again, thawed = opened(tmp_path / "again"), opened(tmp_path / "again", freeze_encoder=False)
+    assert again.backbone.keeps_features
+    assert not thawed.backbone.keeps_features
+    assert all(p.requires_grad for p in thawed.backbone.parameters())
+    obs = make_obs(3)
+    assert np.array_equal(thawed.predict(obs, deterministic=True)[0], frozen.predict(obs, deterministic=True)[0])
+    with pytest.raises(BadValue, match=r"backbone_kwargs are for fresh weights; .*'critic'"):
+        opened(tmp_path / "again", freeze_encoder=True, critic="own")
+    frozen.save(str(tmp_path / "sb3.pth"))
+    assert VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu").backbone.keeps_features

@@ -136,7 +136,7 @@ def test_kept_features_are_refused_where_ranks_encode_together(
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     for opened in (policy, policy.backbone):
-        with pytest.raises(BadValue, match="cache_features does not go with FSDP2"):
+        with pytest.raises(BadValue, match="kept features do not go with FSDP2"):
             check_learnable(opened)
 
 
