@@ -109,9 +109,9 @@ def check_learnable(policy: nn.Module) -> None:
     backbone = getattr(policy, "backbone", policy)
     if will_shard() and getattr(backbone, "keeps_features", False):
         raise BadValue(
-            "kept features do not go with FSDP2, whose ranks must run the frozen part together: leave cache_features "
-            "(of nano: freeze_encoder) out of the backbone_kwargs, or learn by DDP: accelerate launch --config_file "
-            "hyperparams/accelerate/one_node.yaml"
+            "kept features do not go with FSDP2, whose ranks must run the frozen part together: give policy_kwargs:"
+            "{backbone_kwargs: {cache_features: 0}} (of nano: {freeze_encoder: false}), or learn by DDP: accelerate "
+            "launch --config_file hyperparams/accelerate/one_node.yaml"
         )
     if quantized_layers(policy) and not policy.backbone.has_adapter:  # type: ignore[union-attr]
         raise BadValue(

@@ -13,6 +13,7 @@ from vla_policies.nano.model import NanoBackbone
 from vla_policies.processing.observations import observation_keys
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
+MakePolicy = Callable[..., VLAPolicy]
 OPTIONS = {"size": "tiny", "width": 32, "heads": 2}
 
 
@@ -217,9 +218,6 @@ def test_encodings_among_shorter_sentences_are_others(nano: NanoBackbone, make_o
         again = nano(inputs)
     torch.testing.assert_close(alone.value_B, both.value_B[:1])
     assert torch.equal(again.value_B, both.value_B)
-
-
-MakePolicy = Callable[..., VLAPolicy]
 
 
 @pytest.fixture(params=["nano", "nano-flow"])
