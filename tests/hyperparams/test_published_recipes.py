@@ -222,5 +222,7 @@ def test_a_whole_model_in_place_of_a_recipes_adapter_takes_the_recipes_adapter(t
 def test_what_is_not_known_is_not_said_to_fit() -> None:
     unknown = replace(run_of("ppo LIBERO-Spatial openvla-oft"), policy="org/model", policy_kwargs={})
     plan = RunPlan.resolve(unknown, 1)
-    assert fit_lines(plan, "device", 80) == ["fits         device: not known, weights of 'org/model' are not counted"]
+    assert list(fit_lines(plan, "device", 80)) == [
+        "fits         device: not known, weights of 'org/model' are not counted"
+    ]
     assert "weights of 'org/model' are not counted" in memory_lines(plan, passes=True)[0]
