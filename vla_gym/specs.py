@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 RenderQuality = Literal["full", "fast"]
 """Pictures as published, or cheaper ones of the same view for training: results with them are not comparable."""
+Physics = Literal["exact", "fast"]
+"""Upstream's numbers, bit for bit, or the same within rounding for less work."""
 
 LONGEST_WAIT = 1e6
 """Seconds, eleven days: the most that a time limit may be."""
@@ -119,3 +121,9 @@ class Benchmark:
         """What its pictures are; "full" where there is no choice."""
         quality: RenderQuality = self.protocol.get("render_quality", "full")
         return quality
+
+    @property
+    def physics(self) -> Physics:
+        """How it moves things; "exact" where there is no choice."""
+        physics: Physics = self.protocol.get("physics", "exact")
+        return physics

@@ -159,7 +159,7 @@ def protocol_line(
 
     `actions` is `VLAPolicy.action_selection_text`. `own_words` tasks have other words than the benchmark's.
     """
-    tasks, quality = benchmark.tasks, benchmark.render_quality
+    tasks = benchmark.tasks
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     starts = len({(episode.task_id, episode.trial_id) for episode in episodes})
     times, note = "", ""
@@ -169,12 +169,13 @@ def protocol_line(
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
-    pictures = "" if quality == "full" else f", {quality} pictures"
+    pictures = "" if benchmark.render_quality == "full" else f", {benchmark.render_quality} pictures"
+    physics = "" if benchmark.physics == "exact" else f", {benchmark.physics} physics"
     words = f", own words for {own_words} {'task' if own_words == 1 else 'tasks'}" if own_words else ""
     line = (
         f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {benchmark.start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{words}"
-        f"{note}"
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{physics}"
+        f"{words}{note}"
     )
     return with_split(line, benchmark.split)
 

@@ -88,6 +88,8 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
     )
     fast = line_of(EPISODES, protocol={"render_quality": "fast"})
     assert fast.endswith("as it likes, chunk 8, fast pictures, split train")
+    both = line_of(EPISODES, protocol={"render_quality": "fast", "physics": "fast"})
+    assert both.endswith("as it likes, chunk 8, fast pictures, fast physics, split train")
     told = line_of(EPISODES, own_words=2)
     assert told.endswith("as it likes, chunk 8, own words for 2 tasks, split train")
 

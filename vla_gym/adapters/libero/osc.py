@@ -2,8 +2,8 @@
 
 robosuite 1.4.0 (MIT) runs three full forward passes per 2 ms substep and reads the state through Python
 objects; here one `mj_step1`/`mj_step2` pair does the same arithmetic. The numerical kernels are
-robosuite's own compiled functions, called on arrays of the same memory layout, so torques agree exactly
-(`tests/vla_gym/adapters/libero/test_identity.py`). Source: robosuite/controllers/osc.py, base_controller.py,
+robosuite's own compiled functions, called from compiled code on arrays of the same memory layout, so torques agree
+exactly (`tests/vla_gym/adapters/libero/test_identity.py`). Source: robosuite/controllers/osc.py, base_controller.py,
 robots/single_arm.py, models/grippers/panda_gripper.py.
 """
 
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import mujoco
+import numba
 import numpy as np
 
 from vla_gym.adapters.libero.tasks import ACTION_SCALE
@@ -42,6 +43,7 @@ KD = 2 * np.sqrt(KP)
 GRIPPER_SPEED = 0.01
 """Share of the finger range per substep, panda_gripper.py:speed."""
 GRIPPER_SIGNS = np.array([-1.0, 1.0])
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,24 @@ class ArmIndex:
     gripper_actuators: tuple[int, ...]
 
 
-class ArmState(NamedTuple):
-    """The arm at one instant (world frame; n = 7 joints)."""
+class ArmView(NamedTuple):
+    """MuJoCo's arrays of a model of V degrees of freedom and an arm of N joints (world frame)."""
 
-    ee_pos: np.ndarray
-    ee_ori: np.ndarray
-    ee_vel: np.ndarray
-    ee_omega: np.ndarray
-    joint_pos: np.ndarray
-    joint_vel: np.ndarray
-    jac_pos: np.ndarray
-    """`[3, n]`."""
-    jac_ori: np.ndarray
-    mass: np.ndarray
-    """`[n, n]` joint-space inertia."""
+    ee_pos_3: np.ndarray
+    ee_ori_33: np.ndarray
+    velocity_V: np.ndarray
+    joint_pos_N: np.ndarray
+    jac_pos_3V: np.ndarray
+    jac_ori_3V: np.ndarray
+    mass_VV: np.ndarray
+    """Joint-space inertia."""
+    first: int
+    """The arm's first degree of freedom."""
+
+    def copied(self) -> ArmView:
+        """Return the present values."""
+        arrays = {name: array.copy() for name, array in self._asdict().items() if name != "first"}
+        return self._replace(**arrays)
 
 
 class ControllerState(NamedTuple):
@@ -93,35 +99,40 @@ class OscPose:
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
         self._model, self._data, self._site = model, data, index.site
-        self._joints = span(index.qvel)
-        self._joint_pos, self._joint_vel = data.qpos[span(index.qpos)], data.qvel[self._joints]
-        self._joint_bias, self._velocity = data.qfrc_bias[self._joints], data.qvel
-        self._site_pos, self._site_ori = data.site_xpos[index.site], data.site_xmat[index.site].reshape(3, 3)
-        arm, fingers = span(index.actuators), span(index.gripper_actuators)
+        joints, arm, fingers = span(index.qvel), span(index.actuators), span(index.gripper_actuators)
+        self._view = ArmView(
+            ee_pos_3=data.site_xpos[index.site],
+            ee_ori_33=data.site_xmat[index.site].reshape(3, 3),
+            velocity_V=data.qvel,
+            joint_pos_N=data.qpos[span(index.qpos)],
+            jac_pos_3V=np.zeros((3, model.nv)),
+            jac_ori_3V=np.zeros((3, model.nv)),
+            mass_VV=np.zeros((model.nv, model.nv)),
+            first=joints.start,
+        )
+        self._joint_bias = data.qfrc_bias[joints]
         self._torque_ctrl, self._finger_ctrl = data.ctrl[arm], data.ctrl[fingers]
-        self._torque_low, self._torque_high = model.actuator_ctrlrange[arm].T.copy()
+        torque_low, torque_high = model.actuator_ctrlrange[arm].T.copy()
+        self._torque_bounds = (torque_low, torque_high)
         low, high = model.actuator_ctrlrange[fingers].T
         self._finger_bias, self._finger_weight = 0.5 * (high + low), 0.5 * (high - low)
-        self._jac_pos, self._jac_rot = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-        self._mass = np.zeros((model.nv, model.nv))
         mujoco.mj_forward(model, data)
-        self._at_home = self._read()
+        self._at_home = self._read().copied()
         self.reset()
 
     def reset(self) -> None:
         """Return to the moment of creation."""
-        self._now = self._at_home
-        self._state = ControllerState(np.zeros(2), self._at_home.ee_pos, self._at_home.ee_ori)
+        self._state = ControllerState(np.zeros(2), self._at_home.ee_pos_3, self._at_home.ee_ori_33)
         self._finger_step = np.zeros(2)
-        self._stale = self._fresh = True
+        self._unread = True
 
     def snapshot(self) -> ControllerState:
         """Return the state at a policy step's end."""
         return self._state
 
     def restore(self, state: ControllerState) -> None:
-        """Continue from a policy step's end; the next substep reads the simulator."""
-        self._state, self._stale = state, False
+        """Continue from a policy step's end."""
+        self._state, self._unread = state, False
 
     def extra_solves(self) -> int:
         """Return how often upstream solves for accelerations before the coming substep's own solve.
@@ -129,59 +140,65 @@ class OscPose:
         Once for its step loop and once more when the controller reads the simulator. Each solve starts
         from the last one's answer, so leaving them out changes results by 1e-17.
         """
-        return 1 if self._stale else 2
+        return 1 if self._unread else 2
 
     def begin(self, action_A: np.ndarray) -> None:
         """Set the goal of one policy step from a float64 action `[7]`; position stage must be up to date."""
-        if not self._stale:
-            self._now = self._read()
-        self._stale, self._fresh = False, True
+        seen = self._at_home if self._unread else self._view
         delta = np.clip(action_A[:6], -1.0, 1.0) * np.array(ACTION_SCALE)
         goal_ori = self._state.goal_ori
         if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
-            goal_ori = set_goal_orientation(delta[3:], self._now.ee_ori)
-        self._state = self._state._replace(goal_pos=self._now.ee_pos + delta[:3], goal_ori=goal_ori)
+            goal_ori = set_goal_orientation(delta[3:], seen.ee_ori_33)
+        self._state = self._state._replace(goal_pos=seen.ee_pos_3 + delta[:3], goal_ori=goal_ori)
         self._finger_step = GRIPPER_SIGNS * GRIPPER_SPEED * np.sign(action_A[6:])
 
     def apply(self) -> None:
         """Write one substep's torques and finger targets into `data.ctrl`."""
-        if not self._fresh:
-            self._now = self._read()
-        self._fresh = False
         gripper = clipped(self._state.gripper + self._finger_step, -1.0, 1.0)
         self._state = self._state._replace(gripper=gripper)
         self._finger_ctrl[:] = self._finger_bias + self._finger_weight * gripper
-        self._torque_ctrl[:] = clipped(self._torques(), self._torque_low, self._torque_high)
+        seen, goal = self._at_home if self._unread else self._read(), (self._state.goal_pos, self._state.goal_ori)
+        write_torques(seen, goal, self._at_home.joint_pos_N, self._joint_bias, self._torque_bounds, self._torque_ctrl)
+        self._unread = False
 
-    def _read(self) -> ArmState:
-        mujoco.mj_jacSite(self._model, self._data, self._jac_pos, self._jac_rot, self._site)
-        mujoco.mj_fullM(self._model, self._mass, self._data.qM)
-        joints = self._joints
-        return ArmState(
-            ee_pos=self._site_pos.copy(),
-            ee_ori=self._site_ori.copy(),
-            ee_vel=np.dot(self._jac_pos, self._velocity),
-            ee_omega=np.dot(self._jac_rot, self._velocity),
-            joint_pos=self._joint_pos.copy(),
-            joint_vel=self._joint_vel.copy(),
-            # Column by column, as robosuite's indexing leaves them: the memory layout decides which BLAS kernel runs.
-            jac_pos=self._jac_pos[:, joints].copy(order="F"),
-            jac_ori=self._jac_rot[:, joints].copy(order="F"),
-            mass=self._mass[joints, joints].copy(order="F"),
-        )
+    def _read(self) -> ArmView:
+        """Bring Jacobian and inertia up to date; the rest of the view is MuJoCo's own."""
+        view = self._view
+        mujoco.mj_jacSite(self._model, self._data, view.jac_pos_3V, view.jac_ori_3V, self._site)
+        mujoco.mj_fullM(self._model, view.mass_VV, self._data.qM)
+        return view
 
-    def _torques(self) -> np.ndarray:
-        now, goal = self._now, self._state
-        ori_error = orientation_error(goal.goal_ori, now.ee_ori)
-        force = (goal.goal_pos - now.ee_pos) * KP[:3] + -now.ee_vel * KD[:3]
-        moment = ori_error * KP[3:] + -now.ee_omega * KD[3:]
-        jac = np.concatenate([now.jac_pos, now.jac_ori])
-        _, lambda_pos, lambda_ori, nullspace = opspace_matrices(now.mass, jac, now.jac_pos, now.jac_ori)
-        wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, moment)])
-        torques = np.dot(jac.T, wrench) + self._joint_bias
-        home = self._at_home.joint_pos
-        torques += nullspace_torques(now.mass, nullspace, home, now.joint_pos, now.joint_vel)
-        return torques
+
+@numba.njit(cache=True)
+def write_torques(
+    arm: ArmView, goal: Pair, home_N: np.ndarray, bias_N: np.ndarray, bounds: Pair, ctrl_N: np.ndarray
+) -> None:
+    """Write into `ctrl_N` the torques, within bounds, towards the goal's position and orientation and, in the null
+    space, towards `home_N`; `bias_N` is gravity's part.
+
+    One call, for each array that is returned to Python costs a microsecond. The matrices lie column by column, as
+    robosuite's indexing leaves them: the layout decides which BLAS kernel runs.
+    """
+    joints = len(home_N)
+    jac_pos_3N, jac_ori_3N = np.empty((joints, 3)).T, np.empty((joints, 3)).T
+    jac_6N, mass_NN = np.empty((joints, 6)).T, np.empty((joints, joints)).T
+    for joint in range(joints):
+        for row in range(3):
+            jac_pos_3N[row, joint] = arm.jac_pos_3V[row, arm.first + joint]
+            jac_ori_3N[row, joint] = arm.jac_ori_3V[row, arm.first + joint]
+        for row in range(joints):
+            mass_NN[row, joint] = arm.mass_VV[arm.first + row, arm.first + joint]
+    jac_6N[:3], jac_6N[3:] = jac_pos_3N, jac_ori_3N
+    ee_vel_3, ee_omega_3 = np.dot(arm.jac_pos_3V, arm.velocity_V), np.dot(arm.jac_ori_3V, arm.velocity_V)
+    joint_vel_N = arm.velocity_V[arm.first : arm.first + joints]
+
+    force_3 = (goal[0] - arm.ee_pos_3) * KP[:3] + -ee_vel_3 * KD[:3]
+    moment_3 = orientation_error(goal[1], arm.ee_ori_33) * KP[3:] + -ee_omega_3 * KD[3:]
+    _, lambda_pos_33, lambda_ori_33, nullspace_NN = opspace_matrices(mass_NN, jac_6N, jac_pos_3N, jac_ori_3N)
+    wrench_6 = np.concatenate((np.dot(lambda_pos_33, force_3), np.dot(lambda_ori_33, moment_3)))
+    torques_N = np.dot(jac_6N.T, wrench_6) + bias_N
+    torques_N += nullspace_torques(mass_NN, nullspace_NN, home_N, arm.joint_pos_N, joint_vel_N)
+    ctrl_N[:] = np.minimum(np.maximum(torques_N, bounds[0]), bounds[1])
 
 
 def clipped(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:

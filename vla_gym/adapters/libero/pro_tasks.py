@@ -16,7 +16,7 @@ from functools import cache
 
 from vla_gym.adapters.libero.tasks import libero_benchmark, require_libero, sentence
 from vla_gym.errors import BadValue, check_known
-from vla_gym.specs import Benchmark, RenderQuality, Task
+from vla_gym.specs import Benchmark, Physics, RenderQuality, Task
 
 BASES = {
     "LIBERO-Spatial": "libero_spatial",
@@ -66,6 +66,7 @@ def libero_pro_benchmark(
     split: str = "train",
     instruction: str = "bddl",
     render_quality: RenderQuality = "full",
+    physics: Physics = "exact",
 ) -> Benchmark:
     """Describe one of the sixteen suites, such as `LIBERO-Spatial-PRO-swap`.
 
@@ -75,10 +76,10 @@ def libero_pro_benchmark(
         split: "train", "test" or "validation"; each holds all 50 start states of each task.
         instruction: "bddl" is the task file's own sentence. "file" is the sentence of the file name, which policies
             trained on LIBERO know; only for perturbations that leave the sentence alone (object, swap).
-        render_quality: as of LIBERO.
+        render_quality, physics: as of LIBERO.
 
     Raises:
-        UnknownName: no such suite, protocol, split or kind of instruction.
+        UnknownName: no such suite, protocol, split, quality, physics or kind of instruction.
         BadValue: "file" for a suite whose perturbation changes the sentence.
         MissingDependency: the `libero` extra is not installed.
     """
@@ -91,7 +92,7 @@ def libero_pro_benchmark(
             f"instruction='file' is allowed for object and swap only: {env_id} changes the sentence itself, "
             "and its file names still bear the old one. Use instruction='bddl'"
         )
-    whole = libero_benchmark(base, protocol=protocol, split=split, render_quality=render_quality)
+    whole = libero_benchmark(base, protocol=protocol, split=split, render_quality=render_quality, physics=physics)
     suite = f"{BASES[base]}_{kind}"
     return dataclasses.replace(
         whole,

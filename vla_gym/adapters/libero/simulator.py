@@ -22,7 +22,7 @@ from vla_gym.adapters.mujoco.camera import Poses
 from vla_gym.adapters.mujoco.messages import log_warnings
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
-from vla_gym.specs import RenderQuality, StartState, Task
+from vla_gym.specs import Physics, RenderQuality, StartState, Task
 
 INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
@@ -62,6 +62,7 @@ class LiberoSimulator:
         settle_gripper: gripper command while settling; the arm is commanded zeros.
         starts: PUBLISHED, or the split that start states are drawn for.
         render_quality: "full" is upstream's picture, "fast" that of simplified meshes.
+        physics: "exact" is upstream's, "fast" solves once a substep after the start state.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class LiberoSimulator:
         settle_gripper: float,
         starts: str = PUBLISHED,
         render_quality: RenderQuality = "full",
+        physics: Physics = "exact",
     ) -> None:
         log_warnings()
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
         self._settle_steps, self._settle_gripper, self._starts = settle_steps, settle_gripper, starts
         self._quality: RenderQuality = render_quality
+        self._exact = physics == "exact"
         self._settle_action = np.array([0.0] * 6 + [settle_gripper])
         self._task: Task | None = None
 
@@ -94,7 +97,7 @@ class LiberoSimulator:
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 0.05 s; the reward is 1.0 when the goal holds afterwards."""
         self._untouched = None
-        self._advance(np.asarray(action_A, dtype=np.float64))
+        self._advance(np.asarray(action_A, dtype=np.float64), exact=self._exact)
         success = goal_satisfied(self._compiled.goal, self._model, self._data)
         return SimStep(reward=float(success), success=success, terminated=success)
 
@@ -178,13 +181,15 @@ class LiberoSimulator:
         self._clock.elapsed, self._clock.sampled = snapshot.clock
         self._lit = snapshot.lit
 
-    def _advance(self, action_A: np.ndarray) -> None:
-        """One policy step of 25 substeps, sampling the observation where upstream does."""
+    def _advance(self, action_A: np.ndarray, *, exact: bool = True) -> None:
+        """One policy step of 25 substeps: the observation is sampled where upstream does, solved as often if exact."""
         model, data = self._model, self._data
         for substep in range(SUBSTEPS):
             mujoco.mj_step1(model, data)
-            for _ in range(self._arm.extra_solves()):
+            if exact:
                 mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, True)
+                for _ in range(self._arm.extra_solves() - 1):
+                    mujoco.mj_fwdConstraint(model, data)  # the other forces are the same
             if substep == 0:
                 self._arm.begin(action_A)
             self._arm.apply()

@@ -17,7 +17,7 @@ from typing import get_args
 
 from vla_gym.adapters.libero.scene import Scene
 from vla_gym.errors import BadValue, MissingDependency, check_integer, check_known
-from vla_gym.specs import ActionSpec, Benchmark, RenderQuality, Task
+from vla_gym.specs import ActionSpec, Benchmark, Physics, RenderQuality, Task
 from vla_gym.system.extras import install_command
 
 SUITES = {
@@ -114,6 +114,7 @@ def libero_benchmark(
     split: str = "train",
     sampled_starts: int = 0,
     render_quality: RenderQuality = "full",
+    physics: Physics = "exact",
 ) -> Benchmark:
     """Describe a LIBERO suite (`LIBERO-Spatial`) or one of its tasks (`LIBERO-Spatial/3`).
 
@@ -126,9 +127,12 @@ def libero_benchmark(
             0 takes the published ones. Trial k is the same whatever the number.
         render_quality: "full" is upstream's picture, bit for bit; "fast" simplifies large meshes, which is several
             times faster in software. Policies see the difference: results are not comparable.
+        physics: "exact" is upstream's, bit for bit; "fast" solves for accelerations once a substep, as MuJoCo does by
+            itself, instead of three times, each from the last one's answer. Start states are the same; the first step
+            differs by 1e-17, which grows as things touch.
 
     Raises:
-        UnknownName: no such suite, protocol, split or quality.
+        UnknownName: no such suite, protocol, split, quality or physics.
         BadValue: the task index is outside the suite, or `sampled_starts` outside 0 .. `MOST_STARTS`.
         MissingDependency: the `libero` extra is not installed.
     """
@@ -137,6 +141,7 @@ def libero_benchmark(
     check_known("LIBERO protocol", protocol, PROTOCOLS)
     check_known("split", split, SPLITS)
     check_known("render quality", render_quality, get_args(RenderQuality))
+    check_known("physics", physics, get_args(Physics))
     check_integer(
         "sampled_starts",
         sampled_starts,
@@ -175,14 +180,17 @@ def libero_benchmark(
             "settle_gripper": rules.settle_gripper,
             "starts": split if sampled_starts else PUBLISHED,
             "render_quality": render_quality,
+            "physics": physics,
         },
         extra="libero",
         requires=("libero", "robosuite", "mujoco"),
         num_models=MODELS[suite_id],
         start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
-        protocol=_protocol_record(
-            protocol, rules, split=split, sampled_starts=sampled_starts, render_quality=render_quality
-        ),
+        protocol={
+            **_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
+            "render_quality": render_quality,
+            "physics": physics,
+        },
     )
 
 
@@ -191,9 +199,7 @@ def sentence(task_name: str) -> str:
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
 
 
-def _protocol_record(
-    name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int, render_quality: RenderQuality
-) -> dict[str, object]:
+def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int) -> dict[str, object]:
     drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
     return {
         "name": name,
@@ -201,7 +207,6 @@ def _protocol_record(
         "layout_seed": LAYOUT_SEED,
         "trials_per_task": sampled_starts or TRIALS,
         "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
-        "render_quality": render_quality,
         "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
         "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
         "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",

@@ -1,6 +1,7 @@
 """Run by test_simulator.py in a process of its own, for it looks into simulators that live in one process.
 
 `protocols NAME ...` plays one start state by each protocol in turn and prints what each begins with, as JSON;
+`physics NAME ...` prints what three steps lead to by each physics;
 `group SIZE` prints what the simulators of a group hold after they have settled; `stove` prints how the pictures
 of two of them differ, one of which has its stove on.
 """
@@ -44,6 +45,19 @@ def protocols(names: list[str]) -> list[dict[str, Any]]:
                 "wrist_image": digest(obs["wrist_image"]),
             }
         )
+        envs.close()
+    return reports
+
+
+def physics(names: list[str]) -> list[dict[str, Any]]:
+    """The start state of trial 3 and the positions three steps of a free arm later, by each physics."""
+    reports = []
+    for name in names:
+        envs = make_vec(ENV_ID, 1, num_workers=0, image_size=64, physics=name, chunk=3)
+        _, infos = envs.reset(options={"task_id": 0, "trial_id": 3})
+        envs.step(np.full((1, 3, 7), 0.3, dtype=np.float32))
+        (simulator,) = simulators(envs)
+        reports.append({"start_state": infos["start_state"][0], "qpos": simulator._data.qpos.tolist()})
         envs.close()
     return reports
 
@@ -94,7 +108,12 @@ def stove() -> list[int]:
 
 
 if __name__ == "__main__":
-    ask = {"protocols": protocols, "group": lambda words: group(*words), "stove": lambda _: stove()}[sys.argv[1]]
+    ask = {
+        "protocols": protocols,
+        "physics": physics,
+        "group": lambda words: group(*words),
+        "stove": lambda _: stove(),
+    }[sys.argv[1]]
     with contextlib.redirect_stdout(sys.stderr):  # upstream prints
         answer = ask(sys.argv[2:])
     sys.stdout.write(json.dumps(answer))

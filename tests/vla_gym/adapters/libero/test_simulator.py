@@ -52,6 +52,13 @@ def test_a_stove_glows_for_the_slot_that_turned_it_on_alone() -> None:
     assert during > 20  # 10 by the knob alone
 
 
+def test_fast_physics_begins_in_the_same_state_and_differs_by_rounding() -> None:
+    exact, fast = probe("physics", "exact", "fast")
+    assert exact["start_state"] == fast["start_state"]
+    assert exact["qpos"] != fast["qpos"]
+    np.testing.assert_allclose(fast["qpos"], exact["qpos"], rtol=0, atol=1e-12)
+
+
 @pytest.mark.slow  # simplifies the meshes of a scene where they are not cached
 def test_fast_pictures_show_the_same_play_but_not_the_same_bytes() -> None:
     seen = {}

@@ -127,6 +127,16 @@ def test_pictures_are_full_unless_told() -> None:
         libero_benchmark("LIBERO-Goal", render_quality="fats")  # type: ignore[arg-type]
 
 
+def test_physics_is_exact_unless_told() -> None:
+    exact, fast = libero_benchmark("LIBERO-Goal"), libero_benchmark("LIBERO-Goal", physics="fast")
+    assert (exact.physics, fast.physics) == ("exact", "fast")
+    for benchmark in (exact, fast):
+        assert benchmark.protocol["physics"] == benchmark.simulator_kwargs["physics"]
+    assert libero_pro_benchmark("LIBERO-Goal-PRO-swap", physics="fast").physics == "fast"
+    with pytest.raises(UnknownName, match="physics 'fats'"):
+        libero_benchmark("LIBERO-Goal", physics="fats")  # type: ignore[arg-type]
+
+
 def test_listing_tasks_loads_no_simulator(tmp_path: Path) -> None:
     code = (
         "import sys; from vla_gym.adapters.libero.tasks import libero_benchmark as b; b('LIBERO-130');"
