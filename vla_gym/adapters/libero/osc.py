@@ -162,7 +162,7 @@ class OscPose:
         self._unread = False
 
     def _read(self) -> ArmView:
-        """Bring Jacobian and inertia up to date; the rest of the view is MuJoCo's own."""
+        """Return the view with Jacobian and inertia up to date; its other arrays are MuJoCo's own."""
         view = self._view
         mujoco.mj_jacSite(self._model, self._data, view.jac_pos_3V, view.jac_ori_3V, self._site)
         mujoco.mj_fullM(self._model, view.mass_VV, self._data.qM)
@@ -174,7 +174,7 @@ def write_torques(
     arm: ArmView, goal: Pair, home_N: np.ndarray, bias_N: np.ndarray, bounds: Pair, ctrl_N: np.ndarray
 ) -> None:
     """Write into `ctrl_N` the torques, within bounds, towards the goal's position and orientation and, in the null
-    space, towards `home_N`; `bias_N` is gravity's part.
+    space, towards `home_N`; `bias_N` holds against gravity and Coriolis forces.
 
     One call, for each array that is returned to Python costs a microsecond. The matrices lie column by column, as
     robosuite's indexing leaves them: the layout decides which BLAS kernel runs.
