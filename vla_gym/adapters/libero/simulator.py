@@ -187,9 +187,8 @@ class LiberoSimulator:
         for substep in range(SUBSTEPS):
             mujoco.mj_step1(model, data)
             if exact:
-                mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, True)
-                for _ in range(self._arm.extra_solves() - 1):
-                    mujoco.mj_fwdConstraint(model, data)  # the other forces are the same
+                for _ in range(self._arm.extra_solves()):
+                    mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, True)
             if substep == 0:
                 self._arm.begin(action_A)
             self._arm.apply()
