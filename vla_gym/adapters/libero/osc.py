@@ -44,6 +44,7 @@ GRIPPER_SPEED = 0.01
 """Share of the finger range per substep, panda_gripper.py:speed."""
 GRIPPER_SIGNS = np.array([-1.0, 1.0])
 Pair = tuple[np.ndarray, np.ndarray]
+"""A position and an orientation, or low and high bounds."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class ArmIndex:
 
 
 class ArmView(NamedTuple):
-    """MuJoCo's arrays of a model of V degrees of freedom and an arm of N joints (world frame)."""
+    """MuJoCo's float64 arrays of a model of V degrees of freedom and an arm of N joints (world frame; metres, radians,
+    seconds)."""
 
     ee_pos_3: np.ndarray
     ee_ori_33: np.ndarray
@@ -76,7 +78,7 @@ class ArmView(NamedTuple):
     """The arm's first degree of freedom."""
 
     def copied(self) -> ArmView:
-        """Return the present values."""
+        """Return the present values, which later steps do not change."""
         arrays = {name: array.copy() for name, array in self._asdict().items() if name != "first"}
         return self._replace(**arrays)
 
@@ -174,7 +176,7 @@ def write_torques(
     arm: ArmView, goal: Pair, home_N: np.ndarray, bias_N: np.ndarray, bounds: Pair, ctrl_N: np.ndarray
 ) -> None:
     """Write into `ctrl_N` the torques, within bounds, towards the goal's position and orientation and, in the null
-    space, towards `home_N`; `bias_N` holds against gravity and Coriolis forces.
+    space, towards `home_N`; `bias_N` holds against gravity and Coriolis forces. Newton metres.
 
     One call, for each array that is returned to Python costs a microsecond. The matrices lie column by column, as
     robosuite's indexing leaves them: the layout decides which BLAS kernel runs.

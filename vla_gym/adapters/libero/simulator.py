@@ -182,7 +182,7 @@ class LiberoSimulator:
         self._lit = snapshot.lit
 
     def _advance(self, action_A: np.ndarray, *, exact: bool = True) -> None:
-        """One policy step of 25 substeps: the observation is sampled where upstream does, solved as often if exact."""
+        """One policy step of 25 substeps; the observation is sampled, and if `exact` all solved, as upstream does."""
         model, data = self._model, self._data
         for substep in range(SUBSTEPS):
             mujoco.mj_step1(model, data)
