@@ -75,7 +75,7 @@ def main() -> int:
     """Make the runs, or compare what two checkouts made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="file for the results (JSON)")
-    parser.add_argument("--only", default="", help="runs whose name begins so")
+    parser.add_argument("--only", default="", help="runs whose name begins so; several after commas")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     args = parser.parse_args()
     if args.compare:
@@ -86,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, module, processes, arguments in runs(folder):
-            if not name.startswith(args.only):
+            if not name.startswith(tuple(args.only.split(","))):
                 continue
             began = time.perf_counter()
             results[name] = make(folder, name, module, processes, arguments)
