@@ -321,10 +321,10 @@ def _import_all() -> None:
     import zoo.collect
     import zoo.demonstrations.lerobot_writer
     import zoo.demonstrations.policy_recorder
-    import zoo.imitation.setup
     import zoo.runs.report_page
     import zoo.sft
     import zoo.train
+    import zoo.training.sft_trainer
     import zoo.training.train  # noqa: F401
 
     torch.set_num_threads(1)

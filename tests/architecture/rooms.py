@@ -31,7 +31,7 @@ ROOMS = {
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),
-        *("demonstrations", "algorithms", "training", "imitation", "diagnostics", "serving", "cli"),
+        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "serving", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

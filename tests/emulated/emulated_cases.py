@@ -27,13 +27,13 @@ from vla_policies.actions.noise import SlotNoise
 from vla_policies.modules.lora import LoraSettings, attach, merged_state
 from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.fresh import SIZES, _text, _tower
-from zoo.algorithms.demonstration_frames import Frames
-from zoo.algorithms.imitation_step import ImitationScorer
-from zoo.algorithms.learner import Learner
 from zoo.config.algorithm_configs import SFTConfig
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
+from zoo.imitation.frames import Frames
+from zoo.imitation.loss import ImitationScorer
 from zoo.imitation.paraphrases import paraphrases_of
-from zoo.imitation.sft import SFT
+from zoo.training.sft import SFT
 
 DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
 """The published networks' depth, tiny widths; size "deep" in the process that was started."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import sft
-from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
+from zoo.distributed.learner import Learner
 
 
 def during_update(number: int, act: Callable[[], None]) -> Callable[[Learner], Any]:

@@ -67,7 +67,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     for place in (
         *("zoo.cli.open_agent.open_rollout", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
-        *("zoo.training.train.train", "zoo.imitation.setup.finetune"),
+        *("zoo.training.train.train", "zoo.training.sft_trainer.finetune"),
     ):
         monkeypatch.setattr(place, _start)
 

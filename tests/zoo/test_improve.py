@@ -16,12 +16,12 @@ from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import BadValue
 from zoo import collect, improve
-from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import REWARD, SUCCESS
-from zoo.imitation.setup import SFTTrainer
+from zoo.distributed.learner import Learner
 from zoo.imitation.weights import NothingToLearn, weighed
+from zoo.training.sft_trainer import SFTTrainer
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -223,7 +223,7 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [*TOY, *SIZE, "--rounds", "2", *TINY]
-    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(6))
+    monkeypatch.setattr("zoo.training.sft_trainer.weighed", learn_from(6))
     assert improve.run(asked) == 0
     said = capsys.readouterr().out
     assert "\nround 1: " in said
@@ -235,7 +235,7 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
     assert [one.get("learned", True) for one in rounds] == [True, False, True]
     # Where no round learns, it goes on all the same, and says what the policy is.
     RUN.rename(tmp_path / "first")
-    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(1000))
+    monkeypatch.setattr("zoo.training.sft_trainer.weighed", learn_from(1000))
     assert improve.run([*asked[:-4], "--rounds", "1", *TINY]) == 0
     assert "policy      nano\nnext:\n  python -m zoo.improve -i " in capsys.readouterr().out
     assert improve.run(["-i", str(RUN), "--rounds", "2"]) == 0
@@ -247,7 +247,7 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
 def test_a_dataset_alone_in_which_nothing_was_solved_is_refused(
     demos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(1000))
+    monkeypatch.setattr("zoo.training.sft_trainer.weighed", learn_from(1000))
     asked = [*TOY, *SIZE, "--dataset", str(demos), "--rounds", "1", *TINY]
     assert "none of the 3 episodes was solved" in complaint(capsys, *asked, "--episodes", "0", "--eval-episodes", "0")
     assert not RUN.exists()

@@ -31,12 +31,10 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
 from zoo.algorithms.arguments import check_plain_settings, policy_class_of, saved_attributes
-from zoo.algorithms.bc_anchor import BCAnchor, read_frames
-from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
+from zoo.algorithms.scorer import ChunkScorer, PlainScorer
 from zoo.algorithms.start_sampling import StartSampler
-from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
 from zoo.config.algorithm_configs import (
     CreditLevel,
@@ -49,7 +47,9 @@ from zoo.config.algorithm_configs import (
     folders_of,
 )
 from zoo.demonstrations.lerobot_reader import check_dataset
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, current_process_group
+from zoo.imitation.loss import DemonstrationsLoss, read_frames
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
     CollectorConfig,
@@ -61,6 +61,7 @@ from zoo.rollout.collector import (
 from zoo.rollout.env_views import chunk_view, plain_view, vector_view, vla_envs
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
 from zoo.rollout.types import RolloutStart
+from zoo.runs.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_source", "rollout_stats", "train_state", "tasks_seen", "clock"),
@@ -160,7 +161,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._collector: RolloutCollector | None = None
         self._learner: Learner | None = None
         self._reference: Reference | None = None
-        self._anchor: BCAnchor | None = None
+        self._anchor: DemonstrationsLoss | None = None
         self._log_window = LogWindow()
         self._start_sampler: StartSampler | None = None
         self._updates_done = 0
@@ -296,7 +297,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         return self._reference
 
     @property
-    def anchor(self) -> BCAnchor | None:
+    def anchor(self) -> DemonstrationsLoss | None:
         """The demonstrations that updates imitate, read at the first access; None without `bc_coef`.
 
         Raises `BadValue` where they do not fit the policy.
@@ -309,7 +310,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 None if envs is None else envs.benchmark,
                 self.action_space.shape[0],  # type: ignore[index]
             )
-            self._anchor = BCAnchor(
+            self._anchor = DemonstrationsLoss(
                 frames,
                 coef=self.bc_coef,
                 batch_size=self.bc_batch_size or self.batch_size,

@@ -25,7 +25,6 @@ from zoo.algorithms.advantages import (
 from zoo.algorithms.arguments import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.train_state import Counters
 from zoo.algorithms.training_warnings import NothingToLearn, nothing_to_learn
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
 from zoo.config.algorithm_configs import (
@@ -44,6 +43,7 @@ from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
 from zoo.rollout.round_collector import decisions_of_an_episode
 from zoo.rollout.stats import GroupOutcome, RolloutStats, TrainingEpisode
+from zoo.runs.train_state import Counters
 
 
 class GRPO(VLAOnPolicyAlgorithm):

@@ -17,7 +17,6 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from zoo.algorithms.adaptive_rate import adapted
 from zoo.algorithms.base import AlgorithmBase
-from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
@@ -25,6 +24,7 @@ from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.optimizer_offload import offloaded_state
+from zoo.imitation.loss import DemonstrationsLoss
 from zoo.rollout.env_views import check_share, vla_envs
 from zoo.rollout.stats import RolloutStats
 from zoo.rollout.types import Step
@@ -238,7 +238,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             self.weigh_starts()
 
     def _make_passes(
-        self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None
+        self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: DemonstrationsLoss | None
     ) -> None:
         """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
         with self.learner.train_critic() if loss.critic_only else nullcontext():
@@ -248,7 +248,9 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                 if not finished:
                     break
 
-    def _make_pass(self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None) -> bool:
+    def _make_pass(
+        self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: DemonstrationsLoss | None
+    ) -> bool:
         """Take an optimiser step with every minibatch; return False where the policy left `target_kl` before."""
         learner = self.learner
         metrics.begin_epoch()

@@ -28,7 +28,6 @@ from zoo.algorithms.advantages import (
     write_trajectory_weights,
 )
 from zoo.algorithms.arguments import constructor_settings
-from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.update_metrics import (
@@ -50,6 +49,7 @@ from zoo.config.algorithm_configs import (
     check_critic,
     check_levels,
 )
+from zoo.distributed.learner import critic_parameters
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_views import vla_envs

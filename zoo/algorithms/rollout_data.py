@@ -12,9 +12,9 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from torch import Tensor
 
-from zoo.algorithms.learner import Learner
 from zoo.algorithms.reference_policy import Reference
 from zoo.config.algorithm_configs import LogprobLevel
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.minibatches import Columns, MinibatchShard, minibatch_shards, split_evenly

@@ -11,12 +11,8 @@ from gymnasium import spaces
 from torch import nn
 
 from vla_gym.errors import VLAZooError
-from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH, NO_SIGNAL_ADVICE
+from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH, NO_SIGNAL_ADVICE, TrainingWarning
 from zoo.evaluation.statistics import wilson_interval
-
-
-class TrainingWarning(UserWarning):
-    """A run goes on, but its numbers are out of their normal range."""
 
 
 class NothingToLearn(VLAZooError, RuntimeError):

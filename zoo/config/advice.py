@@ -3,6 +3,11 @@
 Warnings while it trains and the page of a run read them here.
 """
 
+
+class TrainingWarning(UserWarning):
+    """A run goes on, but its numbers are out of their normal range."""
+
+
 CLIP_FRACTION_HIGH = 0.5
 """Share of the ratios that are clipped."""
 KL_HIGH = 0.3

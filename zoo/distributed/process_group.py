@@ -1,7 +1,7 @@
 """The processes of a run and their collective operations on host data.
 
 `accelerate launch` starts W processes of one command; each is a rank 0 .. W-1. Rank 0 alone prints and writes. Counts,
-flags and episodes go over gloo as plain bytes; gradients go through Accelerate, see `zoo.algorithms.learner`. One
+flags and episodes go over gloo as plain bytes; gradients go through Accelerate, see `zoo.distributed.learner`. One
 process communicates with none.
 """
 

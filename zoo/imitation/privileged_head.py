@@ -9,10 +9,10 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
-from zoo.algorithms.demonstration_frames import Frames
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.imitation.frames import Frames
 
 FAMILY = "nano"
 """The family whose fresh weights can have the head."""

@@ -8,7 +8,7 @@
         training_state.json              counters, random generators, environment, parameter groups;
                                          written last, with size and SHA-256 of every other file
 
-A checkpoint holds the last update boundary (`zoo.algorithms.train_state`): taken in the middle of a rollout, it
+A checkpoint holds the last update boundary (`zoo.runs.train_state`): taken in the middle of a rollout, it
 goes back to that rollout's start, whose weights are still the present ones. It appears under its name in one step
 (rename), so what bears the name is complete, whatever kills the run. Nothing in it is a pickle.
 """
@@ -31,11 +31,11 @@ from vla_gym.errors import BadValue, shown
 from vla_gym.reading import file_sha256, size_of
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.train_state import Counters, TrainState
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.seal import check_seal, sealed
+from zoo.runs.train_state import Counters, TrainState
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FORMAT_VERSION = 1

@@ -17,7 +17,7 @@ import torch
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import asked_packages

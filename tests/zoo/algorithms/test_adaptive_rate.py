@@ -12,8 +12,8 @@ from tests.zoo.algorithms.test_ppo import scripted
 from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from zoo.algorithms.adaptive_rate import adapted
-from zoo.algorithms.learner import Learner
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.distributed.learner import Learner
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")

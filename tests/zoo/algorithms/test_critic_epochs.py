@@ -11,7 +11,7 @@ from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
 from tests.zoo.training.test_checkpoint import build
 from vla_gym.errors import BadValue
 from zoo import PPO
-from zoo.algorithms.learner import critic_parameters
+from zoo.distributed.learner import critic_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 

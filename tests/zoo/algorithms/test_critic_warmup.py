@@ -13,7 +13,7 @@ from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from zoo import PPO
-from zoo.algorithms.learner import critic_parameters
+from zoo.distributed.learner import critic_parameters
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")

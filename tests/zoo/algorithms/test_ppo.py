@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import Logger
 from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
-from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.config.advice import TrainingWarning
 
 # Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
 SCRIPTS = [

@@ -11,10 +11,10 @@ import torch
 
 from vla_policies import VLAPolicy
 from zoo import collect, sft
-from zoo.algorithms.demonstration_frames import frames_of
-from zoo.algorithms.imitation_loss import imitation_loss
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.imitation.frames import frames_of
+from zoo.imitation.loss import imitation_loss
 
 pytestmark = pytest.mark.processes
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.zoo.algorithms.test_imitation_loss import policy, shown
+from tests.zoo.imitation.test_loss import policy, shown
 from tests.zoo.stand_ins import toy_config
 from vla_gym import find_benchmark
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo import sft
-from zoo.algorithms.demonstration_frames import frames_of
 from zoo.config.run_config import RunConfig
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.imitation.frames import frames_of
 from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 
 

@@ -14,9 +14,9 @@ import pytest
 from tests.zoo.evaluation.test_evaluator import episode
 from zoo import sft
 from zoo.demonstrations.lerobot_video import Video
-from zoo.imitation.sft import SFT
 from zoo.runs.evaluations import find_evaluation
 from zoo.runs.folder import RunFolder
+from zoo.training.sft import SFT
 
 pytestmark = pytest.mark.processes
 

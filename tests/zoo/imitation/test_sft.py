@@ -22,13 +22,13 @@ from tests.zoo.launching import TOY, only_run
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import WorkerFailed
 from zoo import sft
-from zoo.algorithms import imitation_step
-from zoo.algorithms.demonstration_frames import Frames
-from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import Demonstration
+from zoo.distributed.learner import Learner
+from zoo.imitation import loss
+from zoo.imitation.frames import Frames
 from zoo.runs.folder import RunFolder
 from zoo.training import evaluation
 
@@ -287,8 +287,8 @@ def test_the_command_stops_at_sigterm(demos: Path, tmp_path: Path) -> None:
 def test_a_gradient_that_is_not_finite_ends_the_run(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    actual = imitation_step.imitation_loss
-    monkeypatch.setattr(imitation_step, "imitation_loss", lambda *args, **how: actual(*args) * float("nan"))
+    actual = loss.imitation_loss
+    monkeypatch.setattr(loss, "imitation_loss", lambda *args, **how: actual(*args) * float("nan"))
     assert fine_tune(demos, tmp_path) == 2
     assert "the gradient of update 1 is not finite" in capsys.readouterr().err
     assert not list(tmp_path.glob("sft/*"))

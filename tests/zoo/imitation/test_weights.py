@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.zoo.algorithms.test_imitation_loss import shown
+from tests.zoo.imitation.test_loss import shown
 from vla_gym.errors import BadValue
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
 from zoo.imitation.weights import NothingToLearn, advantage_weights, advantages_of, discounted_returns, weighed

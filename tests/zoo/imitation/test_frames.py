@@ -13,29 +13,29 @@ import pytest
 import torch
 import yaml
 
-from tests.zoo.algorithms.test_imitation_loss import shown as demonstration
 from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.imitation.test_families import collect_demos
+from tests.zoo.imitation.test_loss import shown as demonstration
 from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
-from zoo.algorithms import demonstration_frames
-from zoo.algorithms.demonstration_frames import (
-    batches,
-    check_alike,
-    check_rate,
-    chunk_targets,
-    frames_of,
-)
-from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.cli.main import guarded
+from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_video import Video, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.imitation import frames
+from zoo.imitation.frames import (
+    batches,
+    check_alike,
+    check_rate,
+    chunk_targets,
+    frames_of,
+)
 
 pytest.importorskip("pyarrow")
 ASKED = [*TOY, "--seed", "0", "--batch-size", "8", "-n", "1", "--eval-episodes", "0"]
@@ -217,7 +217,7 @@ def test_pictures_are_read_from_their_files_an_episode_at_a_time(
 def test_what_takes_long_to_read_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(demonstration_frames, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(frames, "SECONDS_PER_LINE", 0.0)
     with caplog.at_level("INFO"):
         frames_of([demonstration(5), demonstration(3)], 2)
     assert caplog.messages == [f"pictures of {number} of 2 episodes read" for number in (0, 1)]

@@ -22,7 +22,7 @@ from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
 from vla_policies.processing.observations import on_device
 from vla_policies.transfer import upload
-from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.demonstrations.stored_pictures import StoredPictures, picture_arrays

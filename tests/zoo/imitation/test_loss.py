@@ -14,9 +14,9 @@ from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import SlotNoise
-from zoo.algorithms.demonstration_frames import frames_of
-from zoo.algorithms.imitation_loss import imitation_loss
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.imitation.frames import frames_of
+from zoo.imitation.loss import imitation_loss
 
 TINY = {"size": "tiny", "width": 32, "heads": 2, "points": 4, "bin_features": 8}
 

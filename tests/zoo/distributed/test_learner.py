@@ -9,7 +9,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from zoo.algorithms.learner import Learner, Scorer, ignore_frozen_parameters
+from zoo.distributed.learner import Learner, Scorer, ignore_frozen_parameters
 
 
 def make(max_grad_norm: float = 10.0) -> tuple[Learner, nn.Parameter]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.distributed.process_group import ProcessGroup
+from zoo.runs.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 
 
 def draw() -> tuple[list[float], list[float], list[float]]:

@@ -27,15 +27,15 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise
-from zoo.algorithms.demonstration_frames import Frames, batches
-from zoo.algorithms.imitation_step import FrameBatch, ImitationScorer, add_gradients
-from zoo.algorithms.learner import Learner
-from zoo.algorithms.train_state import rng_state, set_rng_state
 from zoo.config.algorithm_configs import SFTConfig
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.augmentation import augmented
+from zoo.imitation.frames import Frames, batches
+from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
 from zoo.imitation.paraphrases import Paraphrases
 from zoo.rollout.stats import PhaseClock
+from zoo.runs.train_state import rng_state, set_rng_state
 from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
 from zoo.training.optimizer_file import optimizer_groups
 
@@ -53,7 +53,7 @@ class SFTState:
     num_timesteps: int
     """Updates made."""
     rng: Mapping[str, Any]
-    """See `zoo.algorithms.train_state.rng_state`."""
+    """See `zoo.runs.train_state.rng_state`."""
 
 
 class SFT:

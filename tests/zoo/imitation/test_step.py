@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.zoo.algorithms.test_imitation_loss import policy, shown
+from tests.zoo.imitation.test_loss import policy, shown
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise
-from zoo.algorithms.demonstration_frames import Frames, frames_of
-from zoo.algorithms.imitation_loss import imitation_loss
-from zoo.algorithms.imitation_step import FrameBatch, ImitationScorer, add_gradients
-from zoo.algorithms.learner import ChunkScorer, Learner
+from zoo.algorithms.scorer import ChunkScorer
 from zoo.demonstrations.recorder import PRIVILEGED
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
+from zoo.imitation.frames import Frames, frames_of
+from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients, imitation_loss
 
 # Frames 4 and 2 are the last of their episodes: of their two steps one is executed.
 INDEX = torch.tensor([4, 1, 7, 2])

@@ -16,7 +16,6 @@ from vla_gym.reading import user_path
 from vla_gym.vector.instructions import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
-from zoo.algorithms.demonstration_frames import Frames, check_rate, fitting, frames_of
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
@@ -28,9 +27,9 @@ from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json, remove_folder
+from zoo.imitation.frames import Frames, check_rate, fitting, frames_of
 from zoo.imitation.paraphrases import check_taught, paraphrases_of, read_paraphrases
 from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
-from zoo.imitation.sft import SFT
 from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
@@ -39,6 +38,7 @@ from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import save_best
 from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
 from zoo.training.setup import join_run, open_run_folder, policy_arguments, run_log
+from zoo.training.sft import SFT
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)

@@ -13,29 +13,28 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 import vla_gym
-from tests.zoo.algorithms.test_imitation_loss import shown
 from tests.zoo.demonstrations.test_lerobot import shown as of_another_arm
+from tests.zoo.imitation.test_loss import shown
 from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import SlotNoise
 from zoo import PPO
-from zoo.algorithms.bc_anchor import BCAnchor, read_frames
-from zoo.algorithms.demonstration_frames import frames_of
-from zoo.algorithms.imitation_loss import imitation_loss
-from zoo.algorithms.learner import Learner, critic_parameters
-from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.distributed.learner import Learner, critic_parameters
 from zoo.distributed.process_group import ProcessGroup
+from zoo.imitation.frames import frames_of
+from zoo.imitation.loss import DemonstrationsLoss, imitation_loss, read_frames
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
 
-def anchor(batch_size: int = 3, seed: int = 0, size: int = 1) -> BCAnchor:
-    return BCAnchor(
+def anchor(batch_size: int = 3, seed: int = 0, size: int = 1) -> DemonstrationsLoss:
+    return DemonstrationsLoss(
         frames_of([shown(5), shown(2)], 2),
         coef=0.5,
         batch_size=batch_size,
@@ -45,7 +44,7 @@ def anchor(batch_size: int = 3, seed: int = 0, size: int = 1) -> BCAnchor:
     )
 
 
-def drawn(made: BCAnchor, epoch: int, count: int = 2) -> list[list[int]]:
+def drawn(made: DemonstrationsLoss, epoch: int, count: int = 2) -> list[list[int]]:
     return [batch.index_B.tolist() for batch in islice(made.batches(epoch), count)]
 
 
