@@ -31,11 +31,12 @@ _SB3_PPO = inspect.signature(SB3PPO.__init__).parameters.keys() - {"batch_size",
 def constructor_settings(config: type[OnPolicyConfig], local: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`.
 
-    Raises `UnknownName` or `BadValue` for a setting of our own that `config` does not allow.
+    Raises `UnknownName` or `BadValue` for settings of our own that `config` does not allow.
     """
     settings = {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
     own = {name: kind for name, kind in annotations_of(config).items() if name not in _SB3_PPO}
     check_fields(own, {name: settings[name] for name in own}, config.__name__.removesuffix("Config"))
+    config(**{name: settings[name] for name in annotations_of(config)})
     return settings
 
 

@@ -43,7 +43,6 @@ from zoo.config.algorithm_configs import (
     LogprobLevel,
     LossWeight,
     StartSampling,
-    check_anchor,
     folders_of,
 )
 from zoo.demonstrations.lerobot_reader import check_dataset
@@ -516,7 +515,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
     def _check_chunk_settings(self) -> None:
         if self.use_sde:
             raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
-        check_anchor(self.bc_coef, self.bc_dataset)
         for folder in folders_of(self.bc_dataset):
             check_dataset(folder)
         buffer_class = self.rollout_buffer_class

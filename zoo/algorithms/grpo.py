@@ -34,7 +34,6 @@ from zoo.config.algorithm_configs import (
     KLReference,
     LogprobLevel,
     StartSampling,
-    check_groups,
 )
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -134,7 +133,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(GRPOConfig, locals())
-        check_groups(settings)
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
             **settings,

@@ -46,8 +46,6 @@ from zoo.config.algorithm_configs import (
     PPOConfig,
     StartSampling,
     ValueClip,
-    check_critic,
-    check_levels,
 )
 from zoo.distributed.learner import critic_parameters
 from zoo.distributed.process_group import ProcessGroup
@@ -184,8 +182,6 @@ class PPO(VLAOnPolicyAlgorithm):
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(PPOConfig, locals())
-        check_levels(reward_level, value_level, logprob_level)
-        check_critic(settings)
         if rounds_per_update is not None:
             settings["rollout_buffer_kwargs"] = {**(rollout_buffer_kwargs or {}), "rollouts": rounds_per_update}
         super().__init__(**settings)

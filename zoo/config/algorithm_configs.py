@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import user_path
@@ -109,9 +109,18 @@ class OnPolicyConfig:
     start_sampling_memory: Count = 20
     """Updates after which an episode counts 1/e in the success rates of "learnability"."""
 
+    def __post_init__(self) -> None:
+        """Raise `BadValue` for settings that contradict each other; their types and ranges are checked before."""
+        if self.bc_coef and not self.bc_dataset:
+            raise BadValue(f"bc_coef={self.bc_coef:g} needs bc_dataset, a folder of demonstrations of zoo.collect")
+        if self.bc_dataset and not self.bc_coef:
+            raise BadValue(f"bc_dataset={self.bc_dataset!r} needs bc_coef above 0, e.g. bc_coef:0.1")
+        if self.bc_dataset and not isinstance(self.bc_dataset, str):
+            check_once(self.bc_dataset, "bc_dataset")
+
     @property
     def bc_folders(self) -> tuple[Path, ...]:
-        """Where the demonstrations are."""
+        """Folders of the demonstrations."""
         return folders_of(self.bc_dataset)
 
 
@@ -161,6 +170,26 @@ class PPOConfig(OnPolicyConfig):
     bootstrap_termination: bool = False
     """Whether an episode that the task's own rule ended is worth that value, too. RLinf's `bootstrap_type: always`."""
 
+    def __post_init__(self) -> None:
+        OnPolicyConfig.__post_init__(self)
+        if self.value_level == "action" and self.reward_level == "chunk":
+            raise BadValue(
+                "value_level='action' gives every step a value, of which reward_level='chunk' trains the first alone; "
+                "set reward_level='action' too"
+            )
+        if self.reward_level == "action" and self.logprob_level in ("chunk", "sequence"):
+            raise BadValue(
+                "reward_level='action' gives every step an advantage, but "
+                f"logprob_level='{self.logprob_level}' has one ratio for all; set logprob_level to 'action' or 'token'"
+            )
+        for name in ("critic_warmup_updates", "critic_epochs"):
+            if getattr(self, name) and not self.vf_coef:
+                raise BadValue(f"{name} needs vf_coef > 0, got {getattr(self, name)} and vf_coef {self.vf_coef}")
+        if self.normalize_advantage_per_task and not self.normalize_advantage:
+            raise BadValue(
+                "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPOConfig(OnPolicyConfig):
@@ -190,6 +219,21 @@ class GRPOConfig(OnPolicyConfig):
     max_barren_episodes: CountOrZero = 256
     """Episodes without a success or a usable group that end the run; 0 = never. 0 of 256 is below 1.5 % (Wilson)."""
 
+    def __post_init__(self) -> None:
+        OnPolicyConfig.__post_init__(self)
+        if self.normalize_advantage_per_task and self.advantage == "group_std":
+            raise BadValue(
+                "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by "
+                "that of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
+            )
+        if self.masked_minibatches and self.loss_weight != "trajectory":
+            raise BadValue(
+                "masked_minibatches weighs every episode by 1 / (all episodes), got "
+                f"loss_weight={self.loss_weight!r}; leave one of the two out"
+            )
+        if self.score_bounds is not None and not self.score_bounds[0] < self.score_bounds[1]:
+            raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(self.score_bounds)}")
+
 
 def folders_of(names: Texts | None) -> tuple[Path, ...]:
     """The folders that a user names: none, one or several."""
@@ -215,62 +259,6 @@ ADAPTER_LACKING = (
     "backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy of the weights that "
     "train"
 )
-
-
-def check_levels(reward: str, value: str, logprob: str) -> None:
-    """Raise `BadValue` for levels that do not go together."""
-    if value == "action" and reward == "chunk":
-        raise BadValue(
-            "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "
-            "for the first; set reward_level='action' too"
-        )
-    if reward == "action" and logprob in ("chunk", "sequence"):
-        raise BadValue(
-            f"reward_level='action' gives the steps of a chunk advantages of their own, but logprob_level='{logprob}' "
-            "has one ratio for all of them; set logprob_level to 'action' or 'token'"
-        )
-
-
-def check_critic(settings: Mapping[str, Any]) -> None:
-    """Raise `BadValue` for settings of PPO that contradict each other."""
-    vf_coef = settings["vf_coef"]
-    for name in ("critic_warmup_updates", "critic_epochs"):
-        if settings[name] < 0 or (settings[name] and not vf_coef):
-            raise BadValue(
-                f"{name} must be 0 or more, and needs vf_coef > 0, got {settings[name]} and vf_coef {vf_coef}"
-            )
-    if settings["normalize_advantage_per_task"] and not settings["normalize_advantage"]:
-        raise BadValue("normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out")
-
-
-def check_groups(settings: Mapping[str, Any]) -> None:
-    """Raise `BadValue` for settings of GRPO that contradict each other."""
-    if settings["normalize_advantage_per_task"] and settings["advantage"] == "group_std":
-        raise BadValue(
-            "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by that "
-            "of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
-        )
-    if settings["masked_minibatches"] and settings["loss_weight"] != "trajectory":
-        raise BadValue(
-            "masked_minibatches weighs every episode by 1 / (all episodes), got "
-            f"loss_weight={settings['loss_weight']!r}; leave one of the two out"
-        )
-    bounds = settings["score_bounds"]
-    if bounds is not None and not bounds[0] < bounds[1]:
-        raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(bounds)}")
-
-
-def check_anchor(bc_coef: float, bc_dataset: Texts | None) -> None:
-    """Raise `BadValue` where one of the two settings does nothing without the other."""
-    if bc_coef and not bc_dataset:
-        raise BadValue(
-            f"bc_coef={bc_coef:g} weighs the imitation of demonstrations, and there is no bc_dataset; name their "
-            "folder, e.g. bc_dataset:demos/reach, of zoo.collect"
-        )
-    if bc_dataset and not bc_coef:
-        raise BadValue(f"bc_dataset={bc_dataset!r} is read with bc_coef above 0 only; give e.g. bc_coef:0.1")
-    if bc_dataset and not isinstance(bc_dataset, str):
-        check_once(bc_dataset, "bc_dataset")
 
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}

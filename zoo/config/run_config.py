@@ -18,9 +18,6 @@ from zoo.config.algorithm_configs import (
     PPOConfig,
     SFTConfig,
     check_algorithm,
-    check_anchor,
-    check_critic,
-    check_groups,
 )
 from zoo.config.evaluation_options import EVAL_OPTIONS, evaluated_options, evaluation_protocol
 from zoo.config.settings import (
@@ -313,11 +310,8 @@ def check_arithmetic(config: RunConfig) -> None:
             "with automatic resets set rounds_per_update:null"
         )
     _check_normalisation(config)
-    if config.algo == "ppo":
-        check_critic({**defaults_of(PPOConfig), **config.algo_kwargs})
-    if config.algo == "grpo":
-        check_groups({**defaults_of(GRPOConfig), **config.algo_kwargs})
-    check_anchor(config.algo_kwargs.get("bc_coef", 0.0), config.algo_kwargs.get("bc_dataset"))
+    if config.algo in ALGORITHMS:
+        _ = config.algorithm
     group = config.group_size
     if config.algo == "grpo" and group < 2:
         raise BadValue(

@@ -10,7 +10,6 @@ import yaml
 
 from vla_gym.errors import BadValue
 from vla_gym.workers.environment import check_installed, num_cores
-from zoo.config.algorithm_configs import PPOConfig, check_levels
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, need_lines, needs, shape_of
 from zoo.config.policy_shape import check_network, check_quantization
@@ -104,9 +103,6 @@ def check_startable(plan: RunPlan) -> None:
     check_network(config)
     for folder in config.algorithm.bc_folders:
         check_dataset(folder)
-    settings = config.algorithm
-    if isinstance(settings, PPOConfig):
-        check_levels(settings.reward_level, settings.value_level, settings.logprob_level)
 
 
 def _num_workers(config: RunConfig, num_envs: int) -> int:
