@@ -52,10 +52,11 @@ test-fast: setup  ## the tests without simulators, other programs and training
 fuzz: setup  ## bad input at random, about 24,500 cases
 	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py tests/zoo/test_fuzz_folders.py $(PYTEST_ARGS)
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff, mypy, and the limits on how much there is to read
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(PY) scripts/measure_house.py --check
 
 format: setup  ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix .

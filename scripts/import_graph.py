@@ -117,6 +117,6 @@ def circles(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
     return sorted(found)
 
 
-def room(module: str) -> str:
-    """Return a module's room: the folder or file directly below its package (`zoo.runs`, `zoo.files`)."""
+def package_of(module: str) -> str:
+    """Return a module's package: the folder or file directly below its package (`zoo.runs`, `zoo.files`)."""
     return ".".join(module.split(".")[:2])

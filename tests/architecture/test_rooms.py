@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from import_graph import PACKAGES, Arrow, arrows, circles, room
+from import_graph import PACKAGES, Arrow, arrows, circles, package_of
 from rooms import ARROWS, COMMANDS, FAMILIES, MODULES, ROOMS
 
 MOST_ENTRIES_OF_ZOO = 16
@@ -15,7 +15,7 @@ def upward(found: list[Arrow], rooms: dict[str, tuple[str, ...]]) -> set[tuple[s
     places = {f"{package}.{name}": place for package, names in rooms.items() for place, name in enumerate(names)}
     wrong = set()
     for arrow in found:
-        source, target = room(arrow.source), room(arrow.target)
+        source, target = package_of(arrow.source), package_of(arrow.target)
         package, _, family = source.partition(".")
         if source == target or target.split(".")[0] != package:
             continue
@@ -43,13 +43,13 @@ def test_no_module_reaches_itself() -> None:
 
 
 def test_no_room_reaches_itself() -> None:
-    pairs = {(room(arrow.source), room(arrow.target)) for arrow in ARROWS}
+    pairs = {(package_of(arrow.source), package_of(arrow.target)) for arrow in ARROWS}
     assert circles(pair for pair in pairs if pair[0] != pair[1]) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_table_has_every_room(package: str) -> None:
-    inside = {room(name) for name in MODULES if name.startswith(f"{package}.")}
+    inside = {package_of(name) for name in MODULES if name.startswith(f"{package}.")}
     assert {f"{package}.{name}" for name in ROOMS[package]} == inside - COMMANDS
 
 
