@@ -18,10 +18,8 @@ from huggingface_hub.errors import StrictDataclassError
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, Maker, ModelFolder, Request
-from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
-from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import (
+from vla_policies.backbone import Header
+from vla_policies.checkpoint_io.folder import (
     ADAPTER_CONFIG,
     ADAPTER_SETTINGS,
     CONFIG_FILE,
@@ -29,7 +27,10 @@ from vla_policies.checkpoint_io.weights import (
     has_weights,
     read_config,
 )
+from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import Conventions
+from vla_policies.model_folder import Maker, ModelFolder, Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.recognition import names_of, published_family
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, family_class

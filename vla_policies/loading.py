@@ -14,7 +14,7 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.backbone import Backbone, Header
 from vla_policies.checkpoint_folder import (
     FORMAT_VERSION,
     Contents,
@@ -33,10 +33,11 @@ from vla_policies.checkpoint_io.certificate import (
     check_certificate,
     fingerprint,
 )
+from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, CONFIG_FILE, OWN_KEY
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, to_json
-from vla_policies.checkpoint_io.weights import ADAPTER_SETTINGS, CONFIG_FILE, OWN_KEY
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
+from vla_policies.model_folder import Request
 from vla_policies.registry import FAMILIES, family_class
 
 _logger = logging.getLogger(__name__)

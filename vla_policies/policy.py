@@ -24,13 +24,14 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Greedy, Sampling
-from vla_policies.backbone import Backbone, Request
+from vla_policies.backbone import Backbone
 from vla_policies.canary import saved_canary
 from vla_policies.checkpoint_folder import resolve_policy
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
 from vla_policies.loading import fresh_options, open_backbone, save_adapter, save_checkpoint, set_source
+from vla_policies.model_folder import Request
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
 from vla_policies.precision import built_for

@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import Backbone, ModelFolder
-from vla_policies.checkpoint_io.weights import CONFIG_FILE
+from vla_policies.backbone import Backbone
+from vla_policies.checkpoint_io.folder import CONFIG_FILE
+from vla_policies.model_folder import ModelFolder
 from vla_policies.registry import PUBLISHED_LAYOUTS, family_class
 
 _log = logging.getLogger(__name__)

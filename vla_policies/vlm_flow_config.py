@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
+from vla_policies.checkpoint_io.folder import check_positive
 from vla_policies.checkpoint_io.json_records import changed, from_json, to_json
-from vla_policies.checkpoint_io.sizes import check_positive
 from vla_policies.modules.feature_cache import check_gib
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.processing.statistics import Statistics

@@ -20,6 +20,7 @@ ROOMS = {
             "precision",
             "checkpoint_io",
             "conventions",
+            "model_folder",
             "actions",
             "processing",
             "modules",

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tests import mock_checkpoints
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy, loading
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, read_header
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
 from vla_policies.loading import check_checkpoint
+from vla_policies.model_folder import Request
 
 MakePolicy = Callable[..., VLAPolicy]
 MakeObs = Callable[..., dict[str, np.ndarray]]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import read_header
+from vla_policies.model_folder import Request
 from vla_policies.recognition import names_of
 
 SNAPSHOT = "snapshots/0123456789abcdef0123456789abcdef01234567"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.reading import check_no_pipe, file_sha256, read_json_object
+from vla_policies.checkpoint_io.folder import write_json
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weights import write_json
 
 CERTIFICATE_FILE = "certificate.json"
 WHOLE_BYTES = 2**30

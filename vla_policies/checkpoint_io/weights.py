@@ -8,7 +8,6 @@ they are complete.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zipfile
@@ -24,31 +23,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import check_no_pipe, read_json_object
-from vla_policies.checkpoint_io.sizes import check_sizes
+from vla_gym.reading import check_no_pipe
+from vla_policies.checkpoint_io.folder import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    require_file,
+    weight_files,
+    write_json,
+)
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = WEIGHTS_FILE + ".index.json"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_SETTINGS = "vla_zoo.json"
-"""Beside an adapter: settings that override its base's `config.json`."""
-OWN_KEY = "vla_zoo"
-"""Key of a published layout's `config.json` under which a folder that this project wrote keeps its own settings."""
 SHARD_BYTES = 5 * 10**9
 """Largest file that `write_tensors` makes, as on the Hub."""
 _LFS_POINTER = b"version https://git-lfs"
 _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-
-
-def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
-    """Return the folder's `config.json` (or another JSON object of settings).
-
-    Raises `BadValue` that names what the folder lacks, or a size that no network has.
-    """
-    values = read_json_object(_require(folder, name))
-    check_sizes(values, folder / name)
-    return values
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module) -> None:
@@ -60,36 +48,10 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module)
 
 def load_weights(folder: Path, module: nn.Module) -> None:
     """Fill `module` from the folder's `model.safetensors`, every tensor and no other."""
-    path = _require(folder, WEIGHTS_FILE)
+    path = require_file(folder, WEIGHTS_FILE)
     tensors = read_safetensors(path)
     check_tensors(path, tensors, module.state_dict())
     module.load_state_dict(tensors, strict=True)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether the folder has `model.safetensors` or an index of shards."""
-    return any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors: the one file, or all shards of the index."""
-    if (folder / WEIGHTS_FILE).is_file():
-        return [folder / WEIGHTS_FILE]
-    index_path = folder / INDEX_FILE
-    if not index_path.is_file():
-        raise BadValue(f"checkpoint folder '{folder}' lacks {WEIGHTS_FILE} (or {INDEX_FILE} and its shards)")
-    try:
-        names = sorted(set(read_json_object(index_path)["weight_map"].values()))
-    except BadValue:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadValue(f"'{index_path}' is no index of shards: {shown(error)}") from error
-    for name in names:
-        if Path(name).name != name:
-            raise BadValue(f"'{index_path}' points outside its folder: '{name}'")
-        if not (folder / name).is_file():
-            raise BadValue(f"checkpoint folder '{folder}' lacks the shard {name} that {INDEX_FILE} lists")
-    return [folder / name for name in names]
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
@@ -195,15 +157,6 @@ def _check_written_out(path: Path, name: str, tensor: Tensor) -> None:
         raise BadValue(f"'{path}' holds {shown(name)} as a sparse, quantized or expanded tensor, not a plain one")
 
 
-def one_file(folder: Path, pattern: str) -> Path | None:
-    """The only file that matches, None when there is none; several raise."""
-    found = sorted(folder.glob(pattern))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise BadValue(f"'{folder}' has {len(found)} files like {pattern}: {names}")
-    return found[0] if found else None
-
-
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype_of: Callable[[str], torch.dtype]) -> None:
     """Give `module` (which may be on the meta device) exactly these tensors, cast to `dtype_of(name)`."""
     check_tensors(where, tensors, module.state_dict())
@@ -237,18 +190,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     os.replace(partial, path)
 
 
-def write_json(path: Path, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
-    """Write one JSON object."""
-    write_text(path, json.dumps(values, indent=2, sort_keys=sort_keys) + "\n")
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write one text file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(content, encoding="utf-8")
-    os.replace(partial, path)
-
-
 def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """Raise `BadValue` unless both hold the same names, shapes and kinds of numbers; what differs is named.
 
@@ -266,14 +207,6 @@ def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Te
             faults.append(f"'{name}' holds {got[name].dtype}, the model needs {wanted[name].dtype}")
     if faults:
         raise BadValue(f"'{path}' does not fit its {CONFIG_FILE}: {'; '.join(faults[:8])}")
-
-
-def _require(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        best = folder / "best"
-        run = f". Of a run, give '{best}'" if best.is_dir() else ""
-        raise BadValue(f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}{run}")
-    return folder / name
 
 
 def _listed(names: list[str], show: int = 6) -> str:

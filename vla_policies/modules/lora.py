@@ -20,14 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
-from vla_policies.checkpoint_io.weights import (
-    ADAPTER_CONFIG,
-    check_tensors,
-    read_safetensors,
-    shapes_of,
-    write_json,
-    write_safetensors,
-)
+from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG, write_json
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, shapes_of, write_safetensors
 from vla_policies.modules.fused_lora import fuse
 from vla_policies.modules.lora_config import MOST_RANK, adapter_settings, check_pattern
 from vla_policies.modules.mixed_precision import without_autocast

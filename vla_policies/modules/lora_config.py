@@ -13,8 +13,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import read_json_object
-from vla_policies.checkpoint_io.sizes import check_sizes
-from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG
+from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG, check_sizes
 
 _READ = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "bias", "use_rslora"),

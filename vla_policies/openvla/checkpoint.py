@@ -13,22 +13,19 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import ModelFolder, Request
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, has_weights, write_json, write_text
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import (
-    CONFIG_FILE,
     check_tensors,
     fill,
-    has_weights,
     read_safetensors,
     read_shapes,
     read_tensors,
-    write_json,
     write_safetensors,
     write_tensors,
-    write_text,
 )
 from vla_policies.conventions import Conventions
+from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.modules.lora import is_attached, merged_state
 from vla_policies.modules.quantization import Scheme, packed, plain_state
 from vla_policies.modules.value_head import ValueHead

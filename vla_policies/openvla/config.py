@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.reading import read_text
+from vla_policies.checkpoint_io.folder import OWN_KEY as OWN_KEY
+from vla_policies.checkpoint_io.folder import read_config
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
-from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.modules.feature_cache import check_gib
 from vla_policies.openvla.vision import TowerShape, tower_shape
 from vla_policies.processing.norm_stats import Bounds

@@ -13,16 +13,12 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import ActionCodec
-from vla_policies.backbone import Backbone, Header, ModelFolder, Request
+from vla_policies.backbone import Backbone, Header
+from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, write_json
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weights import (
-    ADAPTER_SETTINGS,
-    check_tensors,
-    read_safetensors,
-    write_json,
-    write_safetensors,
-)
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
+from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.modules.device_map import place
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.lora import (

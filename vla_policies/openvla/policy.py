@@ -18,8 +18,9 @@ from vla_policies.actions.sampling import (
     Sampling,
     token_log_probs,
 )
-from vla_policies.backbone import Backbone, Header, ModelFolder, Request
+from vla_policies.backbone import Backbone, Header
 from vla_policies.conventions import Conventions
+from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers

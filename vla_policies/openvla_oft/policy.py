@@ -16,16 +16,11 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_bytes
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-from vla_policies.backbone import Draws, Header, ModelFolder, Request
-from vla_policies.checkpoint_io.weights import (
-    check_tensors,
-    fill,
-    one_file,
-    read_pt,
-    read_safetensors,
-    write_safetensors,
-)
+from vla_policies.backbone import Draws, Header
+from vla_policies.checkpoint_io.folder import one_file
+from vla_policies.checkpoint_io.weights import check_tensors, fill, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
+from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at

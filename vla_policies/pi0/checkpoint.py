@@ -23,10 +23,11 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.backbone import Maker, ModelFolder, Request
+from vla_policies.checkpoint_io.folder import has_weights, weight_files
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import has_weights, read_shapes, weight_files
+from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.model_folder import Maker, ModelFolder, Request
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
     TRAITS,

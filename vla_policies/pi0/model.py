@@ -13,21 +13,13 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, Maker, ModelFolder, Request
+from vla_policies.backbone import Header
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, weight_files, write_json, write_text
 from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weights import (
-    CONFIG_FILE,
-    check_tensors,
-    fill,
-    read_shapes,
-    read_tensors,
-    weight_files,
-    write_json,
-    write_tensors,
-    write_text,
-)
+from vla_policies.checkpoint_io.weights import check_tensors, fill, read_shapes, read_tensors, write_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
+from vla_policies.model_folder import Maker, ModelFolder, Request
 from vla_policies.pi0.checkpoint import (
     IMPLIED,
     folder_conventions,

@@ -18,15 +18,9 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.reading import read_json_object
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, write_json
 from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weights import (
-    CONFIG_FILE,
-    read_safetensors,
-    read_shapes,
-    read_tensors,
-    write_json,
-    write_safetensors,
-)
+from vla_policies.checkpoint_io.weights import read_safetensors, read_shapes, read_tensors, write_safetensors
 from vla_policies.processing.statistics import Normalization, Statistics, statistics_of_numbers
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_gym.errors import MOST_OF_WORD, BadValue, shortened, unknown_name
-from vla_policies.checkpoint_io.weights import read_config
+from vla_policies.checkpoint_io.folder import read_config
 
 STATISTICS_FILE = "dataset_statistics.json"
 """A fine-tune's own statistics, which override those of its base model."""

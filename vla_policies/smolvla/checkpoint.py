@@ -15,17 +15,11 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.backbone import Request
-from vla_policies.checkpoint_io.weights import (
-    CONFIG_FILE,
-    read_shapes,
-    read_tensors,
-    write_json,
-    write_tensors,
-    write_text,
-)
-from vla_policies.checkpoint_io.weights import read_config as read_settings
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, write_json, write_text
+from vla_policies.checkpoint_io.folder import read_config as read_settings
+from vla_policies.checkpoint_io.weights import read_shapes, read_tensors, write_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.model_folder import Request
 from vla_policies.processing.lerobot_files import (
     ACTION,
     EPSILON,

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, SmolVLMConfig
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object, user_path
+from vla_policies.checkpoint_io.folder import CONFIG_FILE
 from vla_policies.checkpoint_io.hub import HubId, fetch, parse_hub_id
-from vla_policies.checkpoint_io.weights import CONFIG_FILE
 from vla_policies.smolvla.config import VLM_NAME, LlamaShape, NetworkShape, VisionShape
 from vla_policies.smolvla.tokenizer import bracket_ids
 

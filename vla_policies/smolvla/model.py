@@ -14,21 +14,13 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, Maker, ModelFolder, Request
+from vla_policies.backbone import Header
+from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, OWN_KEY, read_config, weight_files, write_json
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
-from vla_policies.checkpoint_io.weights import (
-    ADAPTER_SETTINGS,
-    OWN_KEY,
-    check_tensors,
-    fill,
-    read_config,
-    read_safetensors,
-    weight_files,
-    write_json,
-    write_safetensors,
-)
+from vla_policies.checkpoint_io.weights import check_tensors, fill, read_safetensors, write_safetensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
+from vla_policies.model_folder import Maker, ModelFolder, Request
 from vla_policies.modules.lora import (
     attach,
     attached_settings,

@@ -203,8 +203,8 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     stored = _own_config(folder)
     if stored is not None:
         return _own_choice(folder, name, stored, asked.given)
-    from vla_policies.backbone import Request
     from vla_policies.checkpoint_folder import identify
+    from vla_policies.model_folder import Request
 
     named = deep_merge(settings or {}, asked.given)
     identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
@@ -239,8 +239,8 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
 
 def _header(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any], asked: _Asked) -> Header:
     """Read the folder without its weights, by `policy_kwargs` whose `backbone_kwargs` are `options`."""
-    from vla_policies.backbone import Request
     from vla_policies.checkpoint_folder import as_trained, read_header
+    from vla_policies.model_folder import Request
 
     request = Request(
         family=settings.get("family"),

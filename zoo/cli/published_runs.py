@@ -192,7 +192,7 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
 
 def _check_whole(policy: str, kwargs: Mapping[str, Any]) -> None:
     """Raise `BadValue` where all parts of a policy are here and a file of theirs is missing or damaged."""
-    from vla_policies.backbone import Request  # brings torch
+    from vla_policies.model_folder import Request
     from zoo.training.start_weights import check_files, start_parts
 
     folders = [part.folder for part in start_parts(policy, kwargs)]

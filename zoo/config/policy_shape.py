@@ -60,9 +60,9 @@ def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchm
 
 
 def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    from vla_policies.backbone import Request
     from vla_policies.checkpoint_folder import adapter_folder, read_header
     from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
+    from vla_policies.model_folder import Request
     from vla_policies.modules.lora_config import read_adapter_config
 
     kwargs, folder = config.policy_kwargs, user_path(config.policy)

@@ -210,7 +210,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
 
     # They load torch, which a command's flags do without.
     from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-    from vla_policies.checkpoint_io.weights import ADAPTER_SETTINGS
+    from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS
     from vla_policies.processing.norm_stats import STATISTICS_FILE
 
     if constants.ENDPOINT != "https://huggingface.co":
@@ -242,7 +242,7 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
     """Make every adapter among the files name `base`, and certificates and checkpoints' states agree with it."""
     # Both load torch, which a command's flags do without.
     from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE, recertified
-    from vla_policies.checkpoint_io.weights import write_json
+    from vla_policies.checkpoint_io.folder import write_json
 
     for number, name in enumerate([name for name in files if name.endswith(ADAPTER_CONFIG_FILE)]):
         changed = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"

@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import file_sha256, size_of
-from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_weights
+from vla_policies.checkpoint_io.folder import WEIGHTS_FILE
+from vla_policies.checkpoint_io.weights import check_finite, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder

@@ -9,12 +9,13 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, identify, read_contents
+from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, list_files, parse_hub_id, policy_size
-from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG, read_shapes
+from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import check_checkpoint
+from vla_policies.model_folder import Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.checkpoint_io.sizes import check_sizes
+from vla_policies.checkpoint_io.folder import check_sizes
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch import Tensor
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import read_header
 from vla_policies.loading import load_checkpoint
+from vla_policies.model_folder import Request
 
 Observe = Callable[[int], dict[str, Tensor]]
 KEY = "libero_spatial"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Request
 from vla_policies.loading import load_checkpoint
+from vla_policies.model_folder import Request
 from vla_policies.modules.activation_checkpointing import store_activations
 from vla_policies.openvla.llama import prefill, run_layers
 from vla_policies.openvla.policy import OpenVLABackbone

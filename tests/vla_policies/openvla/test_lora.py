@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
 from vla_policies.loading import load_checkpoint, verify_checkpoint
+from vla_policies.model_folder import Request
 from vla_policies.modules.lora import linear_rows
 
 Observe = Callable[[int], dict[str, Tensor]]

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Request
 from vla_policies.loading import load_checkpoint
+from vla_policies.model_folder import Request
 from vla_policies.modules.activation_checkpointing import store_activations
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.llama import run_layers

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import as_trained, identify, read_header
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+from vla_policies.model_folder import Request
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}

@@ -13,10 +13,10 @@ from tests.mock_checkpoints import pi0_shapes, rlinf_pi0, write_sparse
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import read_header
 from vla_policies.checkpoint_io.weights import write_tensors
 from vla_policies.loading import check_checkpoint
+from vla_policies.model_folder import Request
 from vla_policies.pi0.model import Pi0Backbone
 from vla_policies.processing.statistics import Statistics
 

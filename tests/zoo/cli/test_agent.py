@@ -16,8 +16,8 @@ from tests import mock_checkpoints
 from tests.zoo.test_enjoy import begun
 from vla_gym import list_envs
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies.backbone import Request
 from vla_policies.checkpoint_folder import read_header
+from vla_policies.model_folder import Request
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
 from zoo.cli.agent import plan_rollout, unplayed_split
