@@ -10,7 +10,10 @@ instruction  text                always, never empty
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -81,6 +84,14 @@ def encode_instruction(text: str) -> np.ndarray:
     out = np.zeros(MAX_INSTRUCTION_BYTES, dtype=np.uint8)
     out[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     return out
+
+
+def encode_instructions(obs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return a batched observation with its instructions encoded, uint8 `[N, MAX_INSTRUCTION_BYTES]`."""
+    return {**obs, "instruction": np.stack([_encoded(text) for text in obs["instruction"]])}
+
+
+_encoded = lru_cache(maxsize=4096)(encode_instruction)
 
 
 def decode_instruction(data: np.ndarray) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 
 from vla_gym.errors import BadValue, check_known
 from vla_gym.make import make_vec
-from vla_gym.observation import encode_instruction
-from vla_gym.vector.infos import single_info
+from vla_gym.observation import encode_instructions
+from vla_gym.vector.step import EnvStep
 
 ENCODINGS = ("bytes", "text")
 """Encodings of the instruction in an observation."""
@@ -57,22 +57,22 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         """
         super().reset(seed=seed)
         # With a mask a grid goes on where it was.
-        obs, infos = self.envs.reset(seed=seed, options={**(options or {}), "reset_mask": np.array([True])})
-        if self.envs.idle[0]:
-            obs, infos = self.envs.reset()
-        return self._observation(obs), self._info(obs, infos)
+        step = self.envs.run_reset(seed=seed, options={**(options or {}), "reset_mask": np.array([True])})
+        if step.idle_n[0]:
+            step = self.envs.run_reset()
+        return self._observation(step), self._info(step)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Run one decision, float `[K, A]`, or `[A]` where K is 1."""
         if self.envs.finished[0]:
             raise gym.error.ResetNeeded("the episode has ended; call reset()")
-        obs, reward_N, terminated_N, truncated_N, infos = self.envs.step(np.asarray(action)[None])
+        step = self.envs.run_step(np.asarray(action)[None])
         return (
-            self._observation(obs),
-            float(reward_N[0]),
-            bool(terminated_N[0]),
-            bool(truncated_N[0]),
-            self._info(obs, infos),
+            self._observation(step),
+            float(step.reward_n[0]),
+            bool(step.terminated_n[0]),
+            bool(step.truncated_n[0]),
+            self._info(step),
         )
 
     def render(self) -> np.ndarray | None:
@@ -83,14 +83,12 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         """End the worker."""
         self.envs.close()
 
-    def _observation(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        first = {key: value[0] for key, value in obs.items()}
-        if self._encoded:
-            first["instruction"] = encode_instruction(first["instruction"])
-        return first
+    def _observation(self, step: EnvStep) -> dict[str, Any]:
+        obs = encode_instructions(step.obs) if self._encoded else step.obs
+        return {key: value[0] for key, value in obs.items()}
 
-    def _info(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> dict[str, Any]:
-        info = single_info(infos, 0) | {"instruction": obs["instruction"][0]}
+    def _info(self, step: EnvStep) -> dict[str, Any]:
+        info = step.info(0) | {"instruction": step.obs["instruction"][0]}
         stats = info.pop("episode", None)
         if stats is not None:
             info["is_success"] = stats["success_once"]

@@ -6,7 +6,7 @@ The only module of this package that imports Stable-Baselines3 (and with it torc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -15,10 +15,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
 from vla_gym.errors import BadValue
-from vla_gym.observation import encode_instruction
-from vla_gym.vector.infos import single_info
+from vla_gym.observation import encode_instructions
 from vla_gym.vector.inputs import join_options
-from vla_gym.vector.vector_env import Observation, VLAVectorEnv
+from vla_gym.vector.step import EnvStep
+from vla_gym.vector.vector_env import VLAVectorEnv
 
 
 class SB3VecEnv(VecEnv):
@@ -48,11 +48,11 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> dict[str, np.ndarray]:
         """Begin an episode in every environment; seed and options set before are used once."""
-        obs, infos = self.envs.reset(seed=self._seeds[0], options=self._options[0])
-        self.reset_infos = [single_info(infos, env) for env in range(self.num_envs)]
+        step = self.envs.run_reset(seed=self._seeds[0], options=self._options[0])
+        self.reset_infos = [step.info(env) for env in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
-        return encode_instructions(obs)
+        return encode_instructions(step.obs)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Keep the actions for `step_wait`."""
@@ -62,37 +62,33 @@ class SB3VecEnv(VecEnv):
         """Run one decision in every environment and begin new episodes where one ended."""
         assert self._action is not None, "step_wait without step_async"
         action, self._action = self._action, None
-        raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
-        if self.envs.idle.all():
+        step = self.envs.run_step(action)
+        if step.idle_n.all():
             raise BadValue(
                 "every start state of the grid has been played: ask for no more episodes than there are, or reset()"
             )
-        done_N = terminated_N | truncated_N
-        obs = encode_instructions(raw)
-        infos = self.env_infos(batched, obs, terminated_N, truncated_N, range(self.num_envs))
+        obs, done_N, infos = encode_instructions(step.obs), step.done_n, self.step_infos(step)
         if done_N.any():
-            raw, batched = self.envs.reset(options={"reset_mask": done_N})
-            obs = encode_instructions(raw)
+            begun = self.envs.run_reset(options={"reset_mask": done_N})
+            obs = encode_instructions(begun.obs)
             for env in np.flatnonzero(done_N).tolist():
-                self.reset_infos[env] = single_info(batched, env)
-        return obs, reward_N.astype(np.float32), done_N, infos
+                self.reset_infos[env] = begun.info(env)
+        return obs, step.reward_n.astype(np.float32), done_N, infos
 
-    def env_infos(
-        self,
-        batched: Mapping[str, Any],
-        obs: Mapping[str, np.ndarray],
-        terminated_n: np.ndarray,
-        truncated_n: np.ndarray,
-        rows: Iterable[int],
-    ) -> list[dict[str, Any]]:
-        """Infos (see the class) of the given rows of a step's results."""
-        infos = []
-        for row in rows:
-            info = single_info(batched, row)
-            info["TimeLimit.truncated"] = bool(truncated_n[row] and not terminated_n[row])
-            if terminated_n[row] or truncated_n[row]:
-                self._finish(info, {key: value[row].copy() for key, value in obs.items()})
-            infos.append(info)
+    def step_infos(self, step: EnvStep) -> list[dict[str, Any]]:
+        """Return the infos (see the class) of a step, which may be of some environments only."""
+        infos = [step.info(row) for row in range(len(step.done_n))]
+        done = np.flatnonzero(step.done_n).tolist()
+        obs = encode_instructions(step.obs) if done else {}
+        for info, cut_off in zip(infos, (step.truncated_n & ~step.terminated_n).tolist(), strict=True):
+            info["TimeLimit.truncated"] = cut_off
+        for row in done:
+            infos[row]["terminal_observation"] = {key: value[row].copy() for key, value in obs.items()}
+            stats = infos[row].get("episode")
+            if stats is not None:
+                infos[row]["is_success"] = stats["success_once"]
+                stats["r"], stats["l"] = stats["return"], stats["length"]
+                stats["t"] = round(time.perf_counter() - self._began, 6)
         return infos
 
     def close(self) -> None:
@@ -121,26 +117,3 @@ class SB3VecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """True for `Monitor`: `info["episode"]` counts whole episodes, as its record does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
-
-    def _finish(self, info: dict[str, Any], last_obs: dict[str, Any]) -> None:
-        info["terminal_observation"] = last_obs
-        stats = info.get("episode")
-        if stats is not None:
-            info["is_success"] = stats["success_once"]
-            stats["r"], stats["l"] = stats["return"], stats["length"]
-            stats["t"] = round(time.perf_counter() - self._began, 6)
-
-
-def encode_instructions(obs: Observation) -> dict[str, np.ndarray]:
-    """The observation with its instructions as uint8 `[N, MAX_INSTRUCTION_BYTES]`."""
-    rows = [_encoded(instruction) for instruction in obs["instruction"]]
-    return {**obs, "instruction": np.stack(rows)}
-
-
-_cache: dict[str, np.ndarray] = {}
-
-
-def _encoded(instruction: str) -> np.ndarray:
-    if instruction not in _cache:
-        _cache[instruction] = encode_instruction(instruction)
-    return _cache[instruction]

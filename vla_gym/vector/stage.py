@@ -1,50 +1,162 @@
-"""`Stage`: a part of a vector environment that steps independently while the policy decides for another part."""
+"""`CommandRunner` sends commands to the pool and makes an `EnvStep` of the reports; a `Stage` does so for a part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.errors import WorkerFailed
+from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.inputs import read_actions
-from vla_gym.vector.runner import CommandRunner
-from vla_gym.workers.pool import Command, PendingCommands
+from vla_gym.vector.start_states import Schedule
+from vla_gym.vector.state import EpisodeTable
+from vla_gym.vector.step import EnvStep, Observation
+from vla_gym.workers.pool import Command, PendingCommands, Pool, describe_episode
+
+MAX_LOSSES = 3
+"""Episodes in a row that one sub-environment may lose."""
+_LARGEST_REWARD = 1e15
+"""A million squares of it are far inside float32's range, which ends at 3.4e38."""
+ALL = slice(None)
+"""Every sub-environment."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a stage's n environments; fields as `VLAVectorEnv.step` returns them."""
+class CommandRunner:
+    """N sub-environments: the `pool` that runs them, their episodes (`table`) and the next ones (`schedule`)."""
 
-    obs: dict[str, Any]
-    """Last observation, fresh arrays `[n, ...]`, `instruction` a tuple."""
-    reward_n: np.ndarray
-    """Sum over the chunk, float64; zero after a reset."""
-    terminated_n: np.ndarray
-    """Bool."""
-    truncated_n: np.ndarray
-    """Bool."""
-    executed_n: np.ndarray
-    """Simulator steps run, int64; zero after a reset."""
-    success_n: np.ndarray
-    """Bool: solved at any of them."""
-    lost_n: np.ndarray
-    """Bool: the worker failed with the episode."""
-    task_id_n: np.ndarray
-    """Index into the benchmark's tasks, int64."""
-    start_state_n: np.ndarray
-    """Hash of the simulator state in which each episode began, str objects."""
-    step_reward_nK: np.ndarray
-    """Reward of every simulator step, float32; zero where not executed."""
-    infos: dict[str, Any]
-    """The same, batched as `VLAVectorEnv.step` returns them, each key with its `_key` mask."""
+    def __init__(self, benchmark: Benchmark, num_envs: int, chunk: int, schedule: Schedule, pool: Pool) -> None:
+        self.schedule = schedule
+        self.table = EpisodeTable(num_envs, benchmark.tasks)
+        self.pool = pool
+        self.num_pending = 0
+        """Batches of commands sent and not yet received."""
+        self._benchmark = benchmark
+        self._chunk = chunk
+
+    def begin_commands(self, envs: Sequence[int], starts: Mapping[int, StartState] | None = None) -> list[Command]:
+        """Return resets to `starts`, else to the schedule's; environments without an episode left are retired."""
+        commands = []
+        for env in envs:
+            start = starts[env] if starts else self._next_start(env)
+            if start is None:
+                self.table.retire(env)
+            else:
+                commands.append(Command(slot=env, start=start, kind="reset"))
+        return commands
+
+    def step_commands(self, envs: Sequence[int], actions: Sequence[np.ndarray]) -> list[Command]:
+        """Return one decision of each of `envs`, with its actions `[K, A]`."""
+        return [
+            Command(slot=env, start=self.table.start(env), kind="step", action_TA=action_KA)
+            for env, action_KA in zip(envs, actions, strict=True)
+        ]
+
+    def run(self, commands: Sequence[Command]) -> EnvStep:
+        """Run commands; return the step of every environment."""
+        return self.receive(self.send(commands))
+
+    def send(self, commands: Sequence[Command]) -> PendingCommands:
+        """Start commands; see `Pool.send`."""
+        pending = self.pool.send(commands)
+        self.num_pending += 1
+        return pending
+
+    def receive(self, pending: PendingCommands, part: slice = ALL) -> EnvStep:
+        """Wait for the oldest pending commands, enter their reports in the table and return the step of `part`."""
+        reports = self.pool.receive(pending)
+        self.num_pending -= 1
+        for command, report in zip(pending.commands, reports, strict=True):
+            if command.kind == "reset":
+                self.table.begin(command.slot, command.start, report.fingerprint)
+            else:
+                assert command.action_TA is not None
+                self._check_rewards(command.slot, report.step_rewards)
+                self.table.record(command.slot, report, command.action_TA[: len(report.step_rewards)].copy())
+        self._check_losses()
+        step = self.present(part)
+        for command, report in zip(pending.commands, reports, strict=True):
+            if command.kind == "step":
+                row, executed = command.slot - (part.start or 0), len(report.step_rewards)
+                step.reward_n[row] = sum(report.step_rewards)
+                step.executed_n[row] = executed
+                step.success_n[row] = report.success
+                step.step_reward_nK[row, :executed] = report.step_rewards
+                step.episodes[row] = report.episode
+        return step
+
+    def present(self, part: slice = ALL) -> EnvStep:
+        """Return the present state of a part as a step in which nothing was run."""
+        table = self.table
+        idle_n = table.idle[part].copy()
+        num_envs = len(idle_n)
+        return EnvStep(
+            obs=self._observe(part),
+            reward_n=np.zeros(num_envs, dtype=np.float64),
+            terminated_n=table.terminated[part].copy(),
+            truncated_n=table.truncated[part].copy(),
+            executed_n=np.zeros(num_envs, dtype=np.int64),
+            success_n=np.zeros(num_envs, dtype=np.bool_),
+            lost_n=table.lost[part].copy(),
+            idle_n=idle_n,
+            task_id_n=table.task_id[part].copy(),
+            trial_id_n=table.trial_id[part].copy(),
+            start_state_n=table.start_state[part].copy(),
+            step_reward_nK=np.zeros((num_envs, self._chunk), dtype=np.float32),
+            episodes=[None] * num_envs,
+        )
+
+    def where(self, env: int) -> str:
+        """Return env, slot, task and trial of a present episode, for errors."""
+        return describe_episode(self._benchmark.id, self._benchmark.tasks, env, self.table.start(env))
+
+    def _observe(self, part: slice) -> Observation:
+        arrays = {key: value[part].copy() for key, value in self.pool.memory.observation.items()}
+        for key, value_n in arrays.items():
+            if value_n.dtype.kind == "f" and not np.isfinite(value_n).all():
+                self._check_observation(key, value_n, part)
+        return {**arrays, "instruction": self.table.instructions()[part]}
+
+    def _check_rewards(self, env: int, rewards: Sequence[float]) -> None:
+        """Raise `WorkerFailed` for rewards whose sums overflow float32."""
+        for step, reward in enumerate(rewards):
+            if not abs(reward) < _LARGEST_REWARD:
+                raise WorkerFailed(
+                    f"the simulator's reward is {reward} in step {step} of a decision [{self.where(env)}]; every "
+                    f"reward must be finite, below {_LARGEST_REWARD:g}"
+                )
+
+    def _check_observation(self, key: str, value_n: np.ndarray, part: slice) -> None:
+        """Raise `WorkerFailed` where an environment that runs observes what is not finite."""
+        for env, value in zip(range(len(self.table.idle))[part], value_n, strict=True):
+            if not (self.table.idle[env] or self.table.lost[env] or np.isfinite(value).all()):
+                index = np.argwhere(~np.isfinite(value))[0].tolist()
+                raise WorkerFailed(
+                    f"the simulator's observation '{key}'{index} is {value[tuple(index)]} [{self.where(env)}]; every "
+                    "number must be finite"
+                )
+
+    def _next_start(self, env: int) -> StartState | None:
+        if self.schedule.kind == "grid" and self.table.lost[env]:
+            return self.table.start(env)  # a grid leaves no start state out
+        start = self.schedule.start_state(env, int(self.table.episodes[env]))
+        if start is not None:
+            self.table.episodes[env] += 1
+        return start
+
+    def _check_losses(self) -> None:
+        env = int(self.table.losses.argmax())
+        if self.table.losses[env] >= MAX_LOSSES:
+            raise WorkerFailed(
+                f"{MAX_LOSSES} episodes in a row were lost [{self.where(env)}]. "
+                f"The last failure: {self.pool.last_failure}"
+            )
 
 
 class Stage:
-    """Adjacent environments; finished ones are held until `send_reset`, as in mode DISABLED.
+    """Adjacent environments that step while the policy decides for others; finished ones wait for `send_reset`.
 
     `send_step` and `send_reset` return at once where worker processes simulate, `receive` waits. A stage has one
     pending request at a time, and stages are received in the order in which they were sent.
@@ -80,34 +192,18 @@ class Stage:
         first, where = self.part.start, self._runner.where
         action_nKA = read_actions(actions, running_n, self._action_space, lambda row: where(row + first))
         rows = np.flatnonzero(running_n)
-        commands = self._runner.step_commands((rows + first).tolist(), list(action_nKA[rows]))
-        self._send(commands)
+        self._send(self._runner.step_commands((rows + first).tolist(), list(action_nKA[rows])))
 
     def send_reset(self, mask_n: np.ndarray) -> None:
         """Begin new episodes where `mask_n` (bool) is True."""
         self._send(self._runner.begin_commands((np.flatnonzero(mask_n) + self.part.start).tolist()))
 
-    def receive(self) -> Outcome:
-        """Wait for the pending request."""
+    def receive(self) -> EnvStep:
+        """Wait for the pending request and return its result."""
         assert self._pending is not None, "receive() without send_step() or send_reset()"
         pending, self._pending = self._pending, None
-        part, table = self.part, self._runner.table
         with self._guard():
-            decision = self._runner.receive(pending)
-            obs = self._runner.observe(part)
-        return Outcome(
-            obs=obs,
-            reward_n=decision.reward_N[part],
-            terminated_n=table.terminated[part].copy(),
-            truncated_n=table.truncated[part].copy(),
-            executed_n=decision.executed_N[part],
-            success_n=decision.success_N[part],
-            lost_n=table.lost[part].copy(),
-            task_id_n=table.task_id[part].copy(),
-            start_state_n=table.start_state[part].copy(),
-            step_reward_nK=decision.step_reward_NK[part],
-            infos=self._runner.infos(decision, part),
-        )
+            return self._runner.receive(pending, self.part)
 
     def _send(self, commands: list[Command]) -> None:
         with self._guard():

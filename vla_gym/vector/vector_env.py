@@ -16,19 +16,15 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.specs import Benchmark
 from vla_gym.vector import state as vector_state
-from vla_gym.vector.infos import Decision
 from vla_gym.vector.inputs import read_actions, read_reset_options
 from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_record
-from vla_gym.vector.runner import CommandRunner
-from vla_gym.vector.stage import Stage
+from vla_gym.vector.stage import CommandRunner, Stage
 from vla_gym.vector.start_states import Schedule, check_seed
+from vla_gym.vector.step import EnvStep, Observation
 from vla_gym.workers.pool import Command, Pool
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
-
-Observation = dict[str, Any]
-"""`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
 
 
 class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
@@ -88,6 +84,11 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         and a grid starts again. `options` may also name the start states: `task_id` and `trial_id`, int or
         int `[N]` (such episodes are not taken from the schedule).
         """
+        step = self.run_reset(seed=seed, options=options)
+        return step.obs, step.infos()
+
+    def run_reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> EnvStep:
+        """Do as `reset`, and return one record."""
         self._require_open()
         if seed is not None:
             seed = check_seed(seed)
@@ -103,29 +104,32 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if seed is not None:
             self._runner.schedule = self._runner.schedule.reseeded(seed)
             self._table.begin_schedule(np.ones(self.num_envs, dtype=np.bool_))
-        self._run(self._runner.begin_commands(np.flatnonzero(mask_N).tolist(), starts))
+        step = self._run(self._runner.begin_commands(np.flatnonzero(mask_N).tolist(), starts))
         self._was_reset = True
-        return self._observe(), self._runner.infos(self._runner.no_decision())
+        return step
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Run one decision; see the class."""
+        running_N = self._table.running
+        step = self.run_step(actions)
+        infos, obs = step.infos(), step.obs
+        ended_N = running_N & step.done_n
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
+            obs, infos = self._begin_same_step(ended_N, step)
+        return obs, step.reward_n, step.terminated_n, step.truncated_n, infos
+
+    def run_step(self, actions: np.ndarray) -> EnvStep:
+        """Run one decision and return one record; resets as mode DISABLED, or NEXT_STEP if that is the mode."""
         self._require_open()
         if not self._was_reset:
             raise gym.error.ResetNeeded("call reset() before step()")
-        table = self._table
-        running_N = table.running
+        running_N = self._table.running
         action_NKA = read_actions(actions, running_N, self.single_action_space, self._runner.where)
         commands: list[Command] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            commands += self._runner.begin_commands(np.flatnonzero(table.finished).tolist())
+            commands += self._runner.begin_commands(np.flatnonzero(self._table.finished).tolist())
         commands += self._runner.step_commands(np.flatnonzero(running_N).tolist(), list(action_NKA[running_N]))
-        decision = self._run(commands)
-        terminated_N, truncated_N = table.terminated.copy(), table.truncated.copy()
-        ended_N = running_N & table.finished
-        obs, infos = self._observe(), self._runner.infos(decision)
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
-            obs, infos = self._begin_same_step(ended_N, obs, decision)
-        return obs, decision.reward_N, terminated_N, truncated_N, infos
+        return self._run(commands)
 
     def render(self) -> tuple[np.ndarray, ...]:
         """Main-camera frame of each last observation, uint8 `[H, W, 3]` each."""
@@ -206,8 +210,9 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
         with self._closed_on_failure():
             vector_state.restore(state, self._table, commands, self._pool.run(commands))
+            step = self._runner.present()
         self._was_reset = True
-        return self._observe(), self._runner.infos(self._runner.no_decision())
+        return step.obs, step.infos()
 
     # -- Inside ------------------------------------------------------------------------------------
 
@@ -227,13 +232,9 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 "takes it by set_env)"
             )
 
-    def _run(self, commands: Sequence[Command]) -> Decision:
+    def _run(self, commands: Sequence[Command]) -> EnvStep:
         with self._closed_on_failure():
             return self._runner.run(commands)
-
-    def _observe(self) -> Observation:
-        with self._closed_on_failure():
-            return self._runner.observe()
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
@@ -244,22 +245,18 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             self.close()
             raise
 
-    def _begin_same_step(
-        self, ended_N: np.ndarray, obs: Observation, decision: Decision
-    ) -> tuple[Observation, dict[str, Any]]:
+    def _begin_same_step(self, ended_N: np.ndarray, step: EnvStep) -> tuple[Observation, dict[str, Any]]:
         """Reset where an episode ended; its last observation and info move to `final_obs` and `final_info`."""
         final_obs = np.full(self.num_envs, None, dtype=object)
         ended = np.flatnonzero(ended_N).tolist()
         for env in ended:
             final_obs[env] = {
-                key: value[env] if key == "instruction" else value[env].copy() for key, value in obs.items()
+                key: value[env] if key == "instruction" else value[env].copy() for key, value in step.obs.items()
             }
-        final_info = self._runner.infos(decision, mask_n=ended_N)
-        self._run(self._runner.begin_commands(ended))
-        infos = self._runner.infos(decision.cleared(ended_N)) | {
+        begun = self._run(self._runner.begin_commands(ended))
+        return begun.obs, step.followed_by(begun, ended_N).infos() | {
             "final_obs": final_obs,
             "_final_obs": ended_N,
-            "final_info": final_info,
+            "final_info": step.infos(ended_N),
             "_final_info": ended_N.copy(),
         }
-        return self._observe(), infos

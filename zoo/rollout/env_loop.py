@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
-from vla_gym.vector.sb3 import SB3VecEnv, encode_instructions
-from vla_gym.vector.stage import Outcome, Stage
+from vla_gym.observation import encode_instructions
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.stage import Stage
+from vla_gym.vector.step import EnvStep
 from vla_policies.types import ActionSample
 from zoo.rollout.stats import PhaseClock
 from zoo.rollout.types import Observation, Step
@@ -195,7 +197,7 @@ class _StageLoop:
             step = self._step(outcome)
             if self._renew and step.done_n.any():
                 self._before_reset = step
-                self._stage.send_reset(outcome.terminated_n | outcome.truncated_n)
+                self._stage.send_reset(outcome.done_n)
                 return
         else:
             step, self._before_reset = self._before_reset, None
@@ -218,7 +220,7 @@ class _StageLoop:
             self._stage.send_step(actions)
         self._decision = _Decision(env_n, obs, sample)
 
-    def _step(self, outcome: Outcome) -> Step:
+    def _step(self, outcome: EnvStep) -> Step:
         """The decision under way with its outcome."""
         assert self._decision is not None
         decision = self._decision
@@ -239,9 +241,7 @@ class _StageLoop:
             task_id_n=outcome.task_id_n[row_n],
             start_state_n=[outcome.start_state_n[row] for row in row_n],
             step_reward_nK=outcome.step_reward_nK[row_n],
-            infos=self._env.env_infos(
-                outcome.infos, self.obs, outcome.terminated_n, outcome.truncated_n, row_n.tolist()
-            ),
+            infos=self._env.step_infos(outcome.of(row_n)),
         )
 
     def _of(self, env_n: np.ndarray) -> Observation:

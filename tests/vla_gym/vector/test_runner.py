@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import WorkerFailed
 from vla_gym.specs import StartState
-from vla_gym.vector.runner import CommandRunner
+from vla_gym.vector.stage import CommandRunner
 from vla_gym.vector.start_states import make_schedule
 from vla_gym.workers.pool import Command, PendingCommands, Pool
-from vla_gym.workers.shared_memory import SlotMemory
 from vla_gym.workers.sub_env import Report
 
 
 class Recorded(Pool):
     """Answers every command with one report."""
 
-    memory: SlotMemory
+    memory = SimpleNamespace(observation={})  # type: ignore[assignment]
     last_failure = "no display"
 
     def __init__(self) -> None:
@@ -61,9 +62,9 @@ def test_a_decision_holds_what_the_reports_say() -> None:
     runner.run(runner.begin_commands([0, 1]))
     pool.report = Report(step_rewards=(0.5, 1.0), success=True, terminated=True)
     decision = runner.run(runner.step_commands([1], [np.ones((4, 2), dtype=np.float32)]))
-    assert decision.reward_N.tolist() == [0, 1.5]
-    assert decision.executed_N.tolist() == [0, 2]
-    infos = runner.infos(decision, slice(1, 2))
+    assert decision.reward_n.tolist() == [0, 1.5]
+    assert decision.executed_n.tolist() == [0, 2]
+    infos = decision.of(np.array([1])).infos()
     assert infos["success"].tolist() == [True]
     assert infos["step_rewards"].tolist() == [[0.5, 1, 0, 0]]
     assert runner.table.actions(1, 2).shape == (2, 2)  # the two that were executed

@@ -62,7 +62,7 @@ def test_stages_under_way_together_give_what_one_step_of_all_slots_gives(make: M
             assert np.array_equal(outcome.terminated_n, terminated_N[here])
             assert np.array_equal(outcome.truncated_n, truncated_N[here])
             for key in KEYS:
-                assert np.array_equal(outcome.infos[key], infos[key][here]), key
+                assert np.array_equal(outcome.infos()[key], infos[key][here]), key
 
 
 def test_an_ended_slot_is_held_until_its_reset(make: Make):
@@ -74,14 +74,14 @@ def test_an_ended_slot_is_held_until_its_reset(make: Make):
     stage.send_step(quiet(2))
     outcome = stage.receive()
     assert outcome.terminated_n.tolist() == [True, True]
-    assert outcome.infos["executed"].tolist() == [1, 1]
-    assert outcome.infos["episode"]["length"].tolist() == [3, 3]
+    assert outcome.infos()["executed"].tolist() == [1, 1]
+    assert outcome.infos()["episode"]["length"].tolist() == [3, 3]
     stage.send_reset(np.array([True, False]))
     fresh = stage.receive()
     assert fresh.terminated_n.tolist() == [False, True]
     assert fresh.obs["state"][:, 0].tolist() == [0.0, 3.0]
     stage.send_step(quiet(2))
-    assert stage.receive().infos["executed"].tolist() == [2, 0]
+    assert stage.receive().infos()["executed"].tolist() == [2, 0]
     assert envs.stages[1].running_n.all()
 
 
@@ -121,11 +121,11 @@ def test_a_dead_worker_loses_the_steps_of_every_stage_it_owed(make: Make):
     second.send_step(quiet(2))
     with pytest.warns(WorkerRestarted):
         lost = first.receive()
-    assert lost.infos["lost"].all()
+    assert lost.infos()["lost"].all()
     assert lost.truncated_n.all()
     also = second.receive()
-    assert also.infos["lost"].all()
-    assert also.infos["executed"].tolist() == [0, 0]
+    assert also.infos()["lost"].all()
+    assert also.infos()["executed"].tolist() == [0, 0]
     for stage in (first, second):
         stage.send_reset(np.array([True, True]))
     for stage in (first, second):
@@ -141,10 +141,10 @@ def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
         warnings.simplefilter("ignore", WorkerRestarted)
         first.receive()
     begun_again = second.receive()
-    assert not begun_again.infos["lost"].any()
+    assert not begun_again.infos()["lost"].any()
     assert begun_again.obs["state"][:, 0].tolist() == [0.0, 0.0]
     second.send_step(quiet(2))
-    assert second.receive().infos["executed"].tolist() == [2, 2]
+    assert second.receive().infos()["executed"].tolist() == [2, 2]
 
 
 def test_a_failure_closes_the_environment(make: Make):

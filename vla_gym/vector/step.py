@@ -1,0 +1,157 @@
+"""`EnvStep`: one step of several sub-environments as arrays, and Gymnasium's `infos` made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vla_gym.workers.sub_env import EpisodeStats
+
+Observation = dict[str, Any]
+"""`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
+_INFO_KEYS = {
+    "success": "success_n",
+    "task_id": "task_id_n",
+    "trial_id": "trial_id_n",
+    "executed": "executed_n",
+    "start_state": "start_state_n",
+    "step_rewards": "step_reward_nK",
+    "idle": "idle_n",
+    "lost": "lost_n",
+}
+"""Key of `infos` -> field of `EnvStep`."""
+_EPISODE_DTYPES: dict[str, type] = {
+    "return": np.float64,
+    "length": np.int64,
+    "success_once": np.bool_,
+    "success_at_end": np.bool_,
+    "seconds": np.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvStep:
+    """Result of one decision, or of one reset, of n sub-environments."""
+
+    obs: Observation
+    """Last observation, fresh arrays `[n, ...]`; where an episode ended, its last."""
+    reward_n: np.ndarray
+    """Sum of the chunk's rewards, float64; 0 after a reset."""
+    terminated_n: np.ndarray
+    """Bool: the episode ended by the task's own rule."""
+    truncated_n: np.ndarray
+    """Bool: the episode was cut off by time, or lost."""
+    executed_n: np.ndarray
+    """Simulator steps run, int64; 0 after a reset."""
+    success_n: np.ndarray
+    """Bool: solved at any of them."""
+    lost_n: np.ndarray
+    """Bool: the worker failed with the episode, which does not count."""
+    idle_n: np.ndarray
+    """Bool: no episode is left in this part of the grid."""
+    task_id_n: np.ndarray
+    """Index into the benchmark's tasks, int64; -1 where idle."""
+    trial_id_n: np.ndarray
+    """Index into the task's start states, int64; -1 where idle."""
+    start_state_n: np.ndarray
+    """Hash of the simulator state in which each episode began, str objects; None where idle."""
+    step_reward_nK: np.ndarray
+    """Reward of every simulator step, float32; 0 where not executed."""
+    episodes: list[EpisodeStats | None]
+    """Statistics of the episodes that ended in this step."""
+
+    @property
+    def done_n(self) -> np.ndarray:
+        """Bool: the episode has ended."""
+        done_n: np.ndarray = self.terminated_n | self.truncated_n
+        return done_n
+
+    def infos(self, mask_n: np.ndarray | None = None) -> dict[str, Any]:
+        """Return Gymnasium's batched `infos`, each key with its `_key` mask; with `mask_n`, of those rows only."""
+        if mask_n is None:
+            mask_n = np.ones(len(self.idle_n), dtype=np.bool_)
+        infos = _masked({key: getattr(self, name) for key, name in _INFO_KEYS.items()}, mask_n)
+        ended_n = np.array([stats is not None for stats in self.episodes])
+        if ended_n.any():
+            fields: dict[str, np.ndarray] = {
+                key: np.zeros(len(ended_n), dtype) for key, dtype in _EPISODE_DTYPES.items()
+            }
+            for row in np.flatnonzero(ended_n):
+                for key, value in _episode_info(self.episodes[row]).items():
+                    fields[key][row] = value
+            infos |= {"episode": _masked(fields, ended_n), "_episode": ended_n}
+        return infos
+
+    def info(self, row: int) -> dict[str, Any]:
+        """Return one row's info as plain Python values; `step_rewards` stays an array."""
+        info: dict[str, Any] = {}
+        for key, name in _INFO_KEYS.items():
+            value = getattr(self, name)[row]
+            info[key] = value.item() if isinstance(value, np.generic) else value
+        if self.episodes[row] is not None:
+            info["episode"] = _episode_info(self.episodes[row])
+        return info
+
+    def of(self, row_n: np.ndarray) -> EnvStep:
+        """Return the step of some rows only."""
+        if len(row_n) == len(self.idle_n):
+            return self
+        fields = {
+            field.name: getattr(self, field.name)[row_n]
+            for field in dataclasses.fields(self)
+            if field.name not in ("obs", "episodes")
+        }
+        obs = {
+            key: tuple(value[row] for row in row_n) if key == "instruction" else value[row_n]
+            for key, value in self.obs.items()
+        }
+        return EnvStep(**fields, obs=obs, episodes=[self.episodes[row] for row in row_n])
+
+    def followed_by(self, begun: EnvStep, begun_n: np.ndarray) -> EnvStep:
+        """Return `begun`, a reset of the rows `begun_n`, with what the other rows did in this step."""
+        return dataclasses.replace(
+            begun,
+            executed_n=np.where(begun_n, 0, self.executed_n),
+            success_n=self.success_n & ~begun_n,
+            step_reward_nK=np.where(begun_n[:, None], np.float32(0), self.step_reward_nK),
+            episodes=[None if begun else stats for begun, stats in zip(begun_n, self.episodes, strict=True)],
+        )
+
+
+def joined_steps(steps: Sequence[EnvStep]) -> EnvStep:
+    """Return the steps of several parts, in their order, as one."""
+    if len(steps) == 1:
+        return steps[0]
+    fields: dict[str, Any] = {
+        field.name: np.concatenate([getattr(step, field.name) for step in steps])
+        for field in dataclasses.fields(EnvStep)
+        if field.name not in ("obs", "episodes")
+    }
+    obs: Observation = {
+        key: sum((step.obs[key] for step in steps), ())
+        if key == "instruction"
+        else np.concatenate([step.obs[key] for step in steps])
+        for key in steps[0].obs
+    }
+    return EnvStep(**fields, obs=obs, episodes=[stats for step in steps for stats in step.episodes])
+
+
+def _episode_info(stats: EpisodeStats | None) -> dict[str, Any]:
+    assert stats is not None
+    info = dict(vars(stats))
+    return {"return": info.pop("total_reward"), **info}
+
+
+def _masked(fields: dict[str, np.ndarray], mask_n: np.ndarray) -> dict[str, Any]:
+    """Return copies with `_key` masks beside them, zero (None in object arrays) where the mask is False."""
+    infos: dict[str, Any] = {}
+    for key, value in fields.items():
+        kept = value.copy()
+        kept[~mask_n] = None if value.dtype == object else 0
+        infos[key] = kept
+        infos[f"_{key}"] = mask_n.copy()
+    return infos
