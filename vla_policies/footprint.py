@@ -1,209 +1,247 @@
-"""What a policy takes of a GPU: bytes of weights, gradients, optimiser and passes, and floating point operations.
+"""Count the GPU memory of a policy on the meta device, where tensors have shapes and types but no memory.
 
-The network is built on the meta device from its family's own description, and acts, is scored, goes backward and steps
-there as it does on a GPU; nothing is estimated by a formula of a family. A new family is counted with no line here.
+The network is built from its family's own description, and acts, scores, goes backward and steps there as on a GPU; no
+family has a formula of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vla_gym.observation import encode_instruction
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Backbone
 from vla_policies.conventions import Conventions
 from vla_policies.loading import fresh_backbone
-from vla_policies.modules.meta_device import META, Meter, OnMeta, fused_attention
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
 from vla_policies.modules.sharding_units import units
 from vla_policies.precision import built_for
 from vla_policies.registry import family_class
 from vla_policies.types import PolicyInputs
 
+META = torch.device("meta")
 SENTENCE = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 """LIBERO-Spatial's first task, one of its long ones."""
 LONGEST_TEXT = 40
-"""Tokens of a long prompt, LIBERO's have 20 to 40: byte tokens, which stand in for a tokenizer that is not here, are
-more."""
+"""Tokens of a long prompt; LIBERO's have 20 to 40. Byte tokens, which stand in for a missing tokenizer, are more."""
+_ATEN = torch.ops.aten
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Bytes of a policy without its passes; exact."""
+class Footprint:
+    """Bytes that a policy takes of a GPU. Counts are cached; the first of a 7B policy takes seconds.
+
+    :param options: the user's `backbone_kwargs`; without a size those of the family's published network.
+    """
 
     frozen: int
     """Weights that do not train, and buffers."""
     trained: int
-    """Weights that train."""
-    gradients: int
-    """As large as the trained weights."""
-    optimizer: int
-    """Adam's two moments."""
-
-    @property
-    def total(self) -> int:
-        return self.frozen + self.trained + self.gradients + self.optimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """One pass over a batch."""
-
-    peak: int
-    """Bytes at the peak beyond all of `Weights`: inputs, activations, temporary results."""
-    operations: int
-    """Kernels launched, at most."""
-    flops: Mapping[int, float]
-    """Bytes of a number (2: half precision, 4: float32) -> floating point operations."""
-
-
-class Footprint:
-    """A policy without memory, to be counted.
-
-    :param options: the user's `backbone_kwargs`; without a size they are taken for the family's published network.
-    """
+    """Weights that train. Their gradients take as much, Adam's moments twice as much."""
+    num_trained: int
+    """Parameters that train."""
 
     def __init__(self, family: str, conventions: Conventions, options: Mapping[str, Any]) -> None:
         complete = family_class(family).planned_options(options)
         with OnMeta(), META, built_for("cuda"):
-            self.backbone: Backbone = fresh_backbone(family, conventions, complete)
-            value = self.backbone.value_parameters()
-            groups = parameter_groups(self.backbone, value, 1.0)
+            self.backbone = fresh_backbone(family, conventions, complete)
+            groups = parameter_groups(self.backbone, self.backbone.value_parameters(), 1.0)
             # GPUs update all tensors at once, which holds a temporary result of each.
             self._optimizer = GroupScaledAdamW(groups, lr=1e-5, foreach=True)
-        self._counted: dict[tuple[str, int, bool], Pass] = {}
-
-    @cached_property
-    def weights(self) -> Weights:
-        """Exact bytes of all that stays."""
-        trained = _bytes([p for p in self.backbone.parameters() if p.requires_grad])
-        whole = _bytes([*self.backbone.parameters(), *self.backbone.buffers()])
-        return Weights(frozen=whole - trained, trained=trained, gradients=trained, optimizer=2 * trained)
-
-    @cached_property
-    def num_trained(self) -> int:
-        """Numbers that train."""
-        return sum(p.numel() for p in self.backbone.parameters() if p.requires_grad)
+        self._trained = [p for p in self.backbone.parameters() if p.requires_grad]
+        self.trained = _bytes(self._trained)
+        self.frozen = _bytes([*self.backbone.parameters(), *self.backbone.buffers()]) - self.trained
+        self.num_trained = sum(p.numel() for p in self._trained)
 
     def block_sizes(self) -> list[int]:
-        """Numbers that train in each part that FSDP2 gathers alone, without what is left of the network."""
-        blocks = units(self.backbone)[:-1]
-        return [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in blocks]
+        """Parameters that train in each unit that FSDP2 gathers, without the rest of the network."""
+        return [sum(p.numel() for p in unit.parameters() if p.requires_grad) for unit in units(self.backbone)[:-1]]
 
-    def act(self, batch: int) -> Pass:
-        """Decide for so many observations."""
-        return self._once(("act", batch, False), lambda: self._act(batch))
-
-    def update(self, batch: int, *, accumulates: bool = False) -> Pass:
-        """Score so many decisions and go backward; gradients are counted in `Weights`.
-
-        :param accumulates: whether gradients of an earlier micro-batch are there from the start.
-        """
-        return self._once(("update", batch, accumulates), lambda: self._update(batch, accumulates))
-
-    def step(self) -> Pass:
-        """One step of the optimiser, whose moments are counted in `Weights`."""
-        return self._once(("step", 0, False), self._step)
-
-    def _once(self, key: tuple[str, int, bool], count: Callable[[], Pass]) -> Pass:
-        """The same count again costs nothing; the first takes seconds."""
-        if key not in self._counted:
-            self._counted[key] = count()
-        return self._counted[key]
-
-    def _act(self, batch: int) -> Pass:
+    @lru_cache(maxsize=64)  # noqa: B019 - lives as long as the process
+    def act(self, batch: int) -> int:
+        """Peak bytes of deciding for `batch` observations, beyond the weights."""
         inputs, length = self._inputs(batch)
-        meter = Meter((self.backbone,), scalar=length)
-        with torch.no_grad(), fused_attention(), meter:
-            held = meter.start()
-            self.backbone.act(_on_meta(inputs), Sampling(), deterministic=False)
-        return Pass(peak=meter.peak - held, operations=meter.operations, flops=meter.flops)
+        with torch.no_grad(), fused_attention(), Meter((self.backbone,), scalar=length) as meter:
+            self.backbone.act(_copy(inputs), Sampling(), deterministic=False)
+        return meter.peak - meter.held
 
-    def _update(self, batch: int, accumulates: bool) -> Pass:
+    @lru_cache(maxsize=64)  # noqa: B019
+    def update(self, batch: int, *, accumulates: bool = False) -> int:
+        """Peak bytes of scoring `batch` decisions and going backward, beyond weights and gradients.
+
+        :param accumulates: whether gradients of an earlier micro-batch exist from the start.
+        """
         inputs, length = self._inputs(batch)
         record = {name: _repeated(x, batch) for name, x in self._record.items()}
         gradients = self._set_gradients(present=accumulates)
-        meter = Meter((self.backbone, *gradients), scalar=length)
-        with fused_attention(), meter:
-            held = meter.start()
-            result = self.backbone.evaluate(_on_meta(inputs), record, Sampling())
+        with fused_attention(), Meter((self.backbone, *gradients), scalar=length) as meter:
+            result = self.backbone.evaluate(_copy(inputs), record, Sampling())
             loss = result.logprob_BKA.sum() + result.entropy_BKA.sum() + result.value_B.sum()
             del result
             torch.autograd.backward([loss])
         self._set_gradients(present=False)
-        # Gradients that this pass makes are counted once, among the weights.
-        made = 0 if accumulates else self.weights.gradients
-        return Pass(peak=max(meter.peak - held - made, 0), operations=meter.operations, flops=meter.flops)
+        return max(meter.peak - meter.held - (0 if accumulates else self.trained), 0)
 
-    def _step(self) -> Pass:
+    @lru_cache(maxsize=64)  # noqa: B019
+    def step(self) -> int:
+        """Peak bytes of one optimiser step, beyond weights, gradients and moments."""
         gradients = self._set_gradients(present=True)
         self._optimizer.step()
         moments = [x for state in self._optimizer.state.values() for x in state.values()]
-        meter = Meter((self.backbone, *gradients, *moments))
-        with meter:
-            held = meter.start()
+        with Meter((self.backbone, *gradients, *moments)) as meter:
             self._optimizer.step()
         self._set_gradients(present=False)
         self._optimizer.state.clear()
-        return Pass(peak=meter.peak - held, operations=meter.operations, flops=meter.flops)
+        return meter.peak - meter.held
 
     def _set_gradients(self, *, present: bool) -> list[Tensor]:
-        """Give every weight that trains a gradient, or none; return them."""
-        trained = [p for p in self.backbone.parameters() if p.requires_grad]
-        for parameter in trained:
+        for parameter in self._trained:
             parameter.grad = torch.empty_like(parameter) if present else None
-        return [p.grad for p in trained if p.grad is not None]
+        return [p.grad for p in self._trained if p.grad is not None]
 
     def _inputs(self, batch: int) -> tuple[PolicyInputs, int]:
-        """Inputs of so many observations, and the tokens of their text."""
-        one = self._one
-        length = min(LONGEST_TEXT, int(one.text_mask_BL.sum()))
-        one = replace(one, text_BL=one.text_BL[:, :length], text_mask_BL=one.text_mask_BL[:, :length])
-        # Words and their masks stay on the CPU, with their numbers.
-        many: dict[str, Any] = {
-            field.name: x.expand(batch, *x.shape[1:]).contiguous()
-            if field.name.startswith("text")
-            else _repeated(x, batch)
-            for field in fields(one)
-            if isinstance(x := getattr(one, field.name), Tensor)
-        }
-        return replace(one, **many), length
+        """Inputs of `batch` observations, and the tokens of their text, which stays on the CPU with its numbers."""
+        length = min(LONGEST_TEXT, int(self._one.text_mask_BL.sum()))
+        many: dict[str, Any] = {}
+        for field in fields(self._one):
+            if isinstance(x := getattr(self._one, field.name), Tensor):
+                text = field.name.startswith("text")
+                many[field.name] = x[:, :length].repeat(batch, 1) if text else _repeated(x, batch)
+        return replace(self._one, **many), length
 
     @cached_property
     def _record(self) -> Mapping[str, Tensor]:
         """What the rollout keeps of one decision."""
         inputs, length = self._inputs(1)
         with torch.no_grad(), fused_attention(), Meter(scalar=length):
-            return self.backbone.act(_on_meta(inputs), Sampling(), deterministic=False).record
+            return self.backbone.act(_copy(inputs), Sampling(), deterministic=False).record
 
     @cached_property
     def _one(self) -> PolicyInputs:
         """Inputs of one observation, as the family prepares it."""
         conventions = self.backbone.conventions
-        side = conventions.image_size
-        image = torch.zeros(1, side, side, 3, dtype=torch.uint8)
+        image = torch.zeros(1, conventions.image_size, conventions.image_size, 3, dtype=torch.uint8)
         obs = dict.fromkeys(conventions.cameras, image)
         obs["instruction"] = torch.from_numpy(encode_instruction(SENTENCE))[None]
         obs["state"] = torch.zeros(1, conventions.state_dim)
         return self.backbone.prepare(obs)
 
 
-def _repeated(x: Any, batch: int) -> Any:
-    return torch.empty(batch, *x.shape[1:], dtype=x.dtype, device=META) if isinstance(x, Tensor) else x
+class OnMeta(TorchFunctionMode):
+    """While it is entered, tensors asked for on any device are made on the meta device."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if given.get("device") is not None:
+            given["device"] = META
+        return func(*args, **given)
 
 
-def _on_meta(inputs: PolicyInputs) -> PolicyInputs:
-    """A copy that the meter in force sees come and go."""
+class Meter(TorchDispatchMode):
+    """Count the bytes of live storages on the meta device, from entering on.
+
+    :param held: modules and tensors that exist from the start.
+    :param scalar: stands for an integer read from a tensor without numbers; a truth value is taken as True.
+    """
+
+    def __init__(self, held: Iterable[nn.Module | Tensor] = (), *, scalar: int = 1) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._scalar = scalar
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for one in held:
+            for tensor in (*one.parameters(), *one.buffers()) if isinstance(one, nn.Module) else (one,):
+                self._see(tensor)
+        self.held = self.now
+        """Bytes of what exists from the start."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _ATEN._local_scalar_dense.default and args[0].is_meta:
+            kind = args[0].dtype
+            return True if kind == torch.bool else 1.0 if kind.is_floating_point else self._scalar
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._see(leaf)
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen or not tensor.is_meta:
+            return
+
+        def forget(_: object) -> None:
+            del self._seen[key]
+            self.now -= size
+
+        self._seen[key] = weakref.ref(storage, forget)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Context manager in which attention runs as on a GPU; the meta device would take the plain implementation."""
+    former: Callable[..., Tensor] = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _memory_efficient
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = former
+
+
+def _memory_efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """No `[L, L]` matrix, and for the backward pass one number per query and head."""
+    heads = query.shape[1]
+    if enable_gqa and heads != key.shape[1]:
+        # Of one head for all no copy is made.
+        key, value = (
+            x.expand(-1, heads, -1, -1) if x.shape[1] == 1 else x.repeat_interleave(heads // x.shape[1], dim=1)
+            for x in (key, value)
+        )
+    bias = None
+    if attn_mask is not None:
+        bias = torch.empty(attn_mask.shape, dtype=query.dtype, device=META).expand(*query.shape[:3], key.shape[2])
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    out: Tensor = _ATEN._scaled_dot_product_efficient_attention(
+        query, key, value, bias, tracked, dropout_p, is_causal, scale=scale
+    )[0]
+    return out
+
+
+def _repeated(x: Tensor, batch: int) -> Tensor:
+    return torch.empty(batch, *x.shape[1:], dtype=x.dtype, device=META)
+
+
+def _copy(inputs: PolicyInputs) -> PolicyInputs:
+    """Inputs whose pixels the meter sees come and go."""
     return replace(inputs, pixels_BMCHW=torch.empty_like(inputs.pixels_BMCHW))
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def _bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
     """Bytes of different storages."""
-    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
-    return sum(storages.values())
+    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())

@@ -17,14 +17,16 @@ from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.memory_choice import choose, nearest
 from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total, trains_in_16_bits
-from zoo.config.policy_shape import check_network, check_quantization, footprint
+from zoo.config.policy_shape import check_network, check_quantization
 from zoo.config.run_config import RunConfig
-from zoo.config.time_plan import CARDS, time_lines
 from zoo.distributed.placement import ALL, processes_named
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
 from zoo.training.run_plan import RunPlan, memory_lines, ranks
+
+GPU_MEMORY = {"rtx3090": 24.0, "rtx4090": 24.0, "l40s": 45.0, "a100": 80.0, "h100": 79.6, "h200": 140.4}
+"""Name for `--gpu` -> GiB that programs can have; A100 and H100 are those of 80 GB with SXM."""
 
 
 def parser() -> OneLineParser:
@@ -35,7 +37,7 @@ def parser() -> OneLineParser:
     )
     gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
-    p.add_argument("--gpu", choices=CARDS, help="a card: its memory, and how long passes take it (computed)")
+    p.add_argument("--gpu", choices=GPU_MEMORY, help="a card, for --gpu-memory")
     p.add_argument("--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB")
     p.add_argument(
         "--fsdp", action="store_true", help="the ranks shard what learns (FSDP2); default: they replicate it"
@@ -44,9 +46,8 @@ def parser() -> OneLineParser:
 
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> Iterator[str]:
-    """Yield the arithmetic, the memory, what fits, and the time; a 7B policy is counted on the way, for a minute."""
-    card = CARDS.get(args.gpu)
-    gpu_memory = args.gpu_memory or (card.memory if card else None)
+    """Yield the arithmetic, the memory and what fits; a 7B policy is counted on the way, for a minute."""
+    gpu_memory = args.gpu_memory or GPU_MEMORY.get(args.gpu)
     plan = RunPlan.resolve(config, args.ranks, accelerator=gpu_memory is not None)
     sharded = args.fsdp and args.ranks > 1
     if args.fsdp and not plan.placement.everywhere:
@@ -59,9 +60,6 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
         if size is not None:
             yield from fit_lines(plan, where, size, sharded=sharded)
     yield from refusal_lines(config, sharded=sharded)
-    shape = shape_of(config)
-    if card is not None and shape is not None:
-        yield from time_lines(footprint(shape), plan.batch, card, args.gpu)
 
 
 def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> Iterator[str]:

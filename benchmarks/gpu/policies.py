@@ -92,8 +92,8 @@ def update(family: str, settings: Settings, scheme: Scheme | None = None) -> Fig
 def planned_peak(family: str, policy: VLAPolicy, options: Mapping[str, Any], micro_batch: int) -> int:
     """Bytes that `zoo.plan` counts for weights, optimiser and the largest part of a step."""
     footprint = Footprint(family, policy.conventions, options)
-    largest = max(footprint.update(micro_batch, accumulates=True).peak, footprint.step().peak)
-    return footprint.weights.total + largest
+    largest = max(footprint.update(micro_batch, accumulates=True), footprint.step())
+    return footprint.frozen + 4 * footprint.trained + largest
 
 
 def ratio_gap(family: str, settings: Settings) -> Figures:

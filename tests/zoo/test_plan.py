@@ -139,10 +139,9 @@ def test_a_placement_says_how_many_ranks_there_are(capsys: pytest.CaptureFixture
     assert "ranks" not in planned(capsys, "--env Toy-Reach --num-envs 64 --placement all")
 
 
-def test_the_time_is_said_to_be_computed(capsys: pytest.CaptureFixture[str]):
+def test_a_card_stands_for_its_memory(capsys: pytest.CaptureFixture[str]):
     said = planned(capsys, "--env Toy-Reach --gpu rtx4090")
     assert "of 24 GiB" in said
-    assert "time         computed for rtx4090 at 50% of its data sheet's rates, not measured" in said
 
 
 @pytest.mark.parametrize(

@@ -156,25 +156,25 @@ def trains_in_16_bits(config: RunConfig) -> bool:
     if shape is None:
         return False
     counted = footprint(shape)
-    return counted.weights.trained < counted.num_trained * 4
+    return counted.trained < counted.num_trained * 4
 
 
 def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
     """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
-    weights, kept = counted.weights, counted.backbone.kept_bytes
+    kept = counted.backbone.kept_bytes
     lines = [
-        Need("device", "weights, frozen", weights.frozen),
-        Need("device", f"weights, trained: {counted.num_trained:,} numbers", weights.trained),
+        Need("device", "weights, frozen", counted.frozen),
+        Need("device", f"weights, trained: {counted.num_trained:,} numbers", counted.trained),
     ]
     if _copies_reference(config):
-        lines.append(Need("device", "the reference policy's own weights", weights.trained))
+        lines.append(Need("device", "the reference policy's own weights", counted.trained))
         kept *= 2
     lines.append(Need("device", "kept features, at most", kept))
     if "actor" in rank.roles and not rank.sharded:
-        lines.append(Need("device", "gradients", weights.gradients))
-        lines.append(Need("device", "Adam's two moments", weights.optimizer))
+        lines.append(Need("device", "gradients", counted.trained))
+        lines.append(Need("device", "Adam's two moments", 2 * counted.trained))
         if rank.num_learners > 1:
-            lines.append(Need("device", "gradients on their way to other ranks (DDP)", weights.gradients))
+            lines.append(Need("device", "gradients on their way to other ranks (DDP)", counted.trained))
     if "actor" in rank.roles and rank.sharded:
         lines += sharded_needs(counted, rank.num_learners)
     return [line for line in lines if line.size]
@@ -187,7 +187,7 @@ def sharded_needs(counted: Footprint, num_ranks: int) -> list[Need]:
     rest of the network is whole from the first layer to the last gradient. A unit's gradients are collected in the
     type of the passes and reduced in float32.
     """
-    frozen, trained = counted.weights.frozen, counted.num_trained
+    frozen, trained = counted.frozen, counted.num_trained
     blocks = counted.block_sizes()
     rest, largest = trained - sum(blocks), max(blocks, default=0)
     gathered = (HALF + HALF) * rest + max(2 * (HALF + HALF) * largest + FLOAT_BYTES * largest, FLOAT_BYTES * rest)
@@ -202,15 +202,15 @@ def busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) 
     """Return what passes hold at their peak: of acting, an update's passes, and the optimiser's step, the largest."""
     found = {}
     if "rollout" in rank.roles:
-        found[f"acting for {plan.envs_per_stage}"] = counted.act(plan.envs_per_stage).peak
+        found[f"acting for {plan.envs_per_stage}"] = counted.act(plan.envs_per_stage)
         if config.offload_idle and "actor" in rank.roles:
-            moved = counted.weights.gradients + counted.weights.optimizer
+            moved = 3 * counted.trained
             found = {what: max(size - moved, 0) for what, size in found.items()}
     if "actor" in rank.roles:
         micro = plan.scored_at_once
-        passes = counted.update(micro, accumulates=plan.batch_share > micro).peak
+        passes = counted.update(micro, accumulates=plan.batch_share > micro)
         found[f"an update's passes, {micro} decisions at once"] = passes
-        step = counted.step().peak
+        step = counted.step()
         found["the optimiser's step"] = -(-step // rank.num_learners) if rank.sharded else step
     what = max(found, key=lambda name: found[name])
     others = "".join(f"; {name} {size / GIB:.2f}" for name, size in found.items() if name != what)

@@ -38,9 +38,3 @@ def test_a_seven_billion_parameter_policy_sums_a_thirteenth_of_its_gradients_at_
     # In float32: 28 GiB in one piece, 2.2 where blocks are units; the blocks themselves 0.75.
     assert sum(sizes) * 4 / 2**30 == pytest.approx(28.1, abs=0.1)
     assert max(sizes) * 4 / 2**30 == pytest.approx(2.2, abs=0.1)
-
-
-def test_a_plan_counts_the_parts_that_training_gathers() -> None:
-    # Of the expert's 16 layers every second one attends to the prefix by projections that run apart from `forward`.
-    counted = Footprint("smolvla", family_class("smolvla").default_conventions, {"size": "full"})
-    assert len([size for size in counted.block_sizes() if size]) == 8

@@ -88,14 +88,14 @@ def test_planned_bytes_are_the_real_ones(family: str, scheme: str):
     policy = VLAPolicy.from_pretrained(family, backbone_kwargs=options, device="cpu")
     held = [*policy.backbone.parameters(), *policy.backbone.buffers()]
     trained = sum(p.nbytes for p in policy.backbone.parameters() if p.requires_grad)
-    planned = Footprint(family, policy.conventions, options).weights
+    planned = Footprint(family, policy.conventions, options)
     assert (planned.frozen, planned.trained) == (sum(x.nbytes for x in held) - trained, trained)
 
 
 @pytest.mark.parametrize(("scheme", "most"), [("int8", 8), ("nf4", 5)])
 def test_the_7b_is_planned_within_what_it_is_for(scheme: str, most: int):
     conventions = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu").conventions
-    weights = Footprint("openvla-oft", conventions, {"quantization": scheme, "lora": {"rank": 32}}).weights
+    weights = Footprint("openvla-oft", conventions, {"quantization": scheme, "lora": {"rank": 32}})
     assert weights.frozen + weights.trained <= most * 2**30
 
 
