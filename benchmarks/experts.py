@@ -14,7 +14,7 @@ import numpy as np
 from vla_gym import find_benchmark, make_vec
 from vla_gym.adapters.metaworld.tasks import MT10, PROTOCOLS
 from zoo.demonstrations.recorder import all_attempts, demonstrate
-from zoo.experts.base import expert_class
+from zoo.experts import expert_class
 
 WIDTH = 10
 """Episodes side by side."""

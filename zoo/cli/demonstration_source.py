@@ -18,7 +18,7 @@ from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, benchmark_options, check_settings, env_options
 from zoo.config.settings import defaults_of
 from zoo.demonstrations.recorder import Attempt, Demonstration
-from zoo.experts.base import expert_class
+from zoo.experts import expert_class
 
 GAMMA, GAE_LAMBDA = defaults_of(PPOConfig)["gamma"], defaults_of(PPOConfig)["gae_lambda"]
 """Of the advantages that are recorded, without flags."""

@@ -12,7 +12,7 @@ from vla_gym.errors import VLAZooError
 from vla_gym.specs import StartState, Task
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.demonstrations.stored_pictures import StoredPictures
-from zoo.experts.base import Expert
+from zoo.experts import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 """LeRobot's names for the outcome of a step."""

@@ -32,7 +32,7 @@ from zoo.demonstrations.recorder import (
     generators_of,
     record,
 )
-from zoo.experts.base import Expert
+from zoo.experts import Expert
 
 HOLD = 5
 """Steps for which an arm that wanders is moved alike: with another action each step it would stay where it is."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vla_gym.specs import Benchmark, Task
-from zoo.experts.base import Expert
+from zoo.experts import Expert
 
 
 def action_convention_errors(benchmark: Benchmark) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from zoo.diagnostics.action_convention_errors import action_convention_errors, c
 from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.evaluation.evaluator import choose_start_states
 from zoo.evaluation.statistics import Rate, together
-from zoo.experts.base import Expert, expert_class
+from zoo.experts import Expert, expert_class
 
 MOST_ENVS = 4
 """Simulators side by side; without pictures each needs little."""

@@ -1,27 +1,60 @@
 """Expert for LIBERO: does the parts of a goal one after the other, each by the skill for its kind.
 
-It acts through the seven numbers that policies have: way and turn over the controller's range, and the gripper's sign.
+Things are placed (`zoo.experts.libero_placing`), drawers pulled by their bar and pushed shut, knobs and doors turned,
+and flat dishes dragged by their rim along the table. The expert acts through the seven numbers that policies have: way
+and turn over the controller's range, and the gripper's sign. World frame, metres and radians.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene
+from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid
 from vla_gym.adapters.libero.tasks import ACTION_SCALE
-from vla_gym.rotations import turn_between
+from vla_gym.rotations import axes_of, multiply, turn_between
 from vla_gym.specs import Task
-from zoo.experts.libero_dragging import DraggingSkill, is_dragged
-from zoo.experts.libero_moving import DrawerSkill, TurningSkill
-from zoo.experts.libero_placing import RIM_AZIMUTH, PlacingSkill, own_place
-from zoo.experts.motion import Command
+from zoo.experts.libero_placing import (
+    ABOVE,
+    BELOW_TOP,
+    CLOSING,
+    POINTING,
+    RIM_AZIMUTH,
+    WIDEST,
+    Command,
+    PlacingSkill,
+    own_place,
+)
+from zoo.experts.motion import downward, limited, nearest_yaw, yaw_of
 
-DRAWER_AZIMUTH = math.radians(117.0)
-"""Side on which the rim of a bowl in the drawer is taken: towards a corner, where the outer finger has room."""
+DRAWER_AZIMUTH = math.radians(117.0)  # where a bowl in the drawer is taken: the outer finger has room in that corner
 OPEN, CLOSE = -1.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
+ARRIVED, TURNED = 0.012, 0.12  # within which the hand has arrived
+BEFORE = 0.08  # from a handle, against the hand's direction, at which it is approached
+HOLD, LET_GO, BACK = 10, 8, 8  # steps: until the fingers hold, have let go, and for the way back
+
+TILT = math.radians(15.0)  # by which a hand at a drawer points down, from the level
+DEPTH = 0.012  # beyond a handle's middle to which the fingers reach around it
+DRAWER_LEAD = 0.05  # by which the hand's target leads a drawer: farther, the bar slips out
+BEYOND = 0.02  # beyond the wanted position to which a drawer is moved: the arm lags behind
+
+LEAN = math.radians(25.0)
+"""By which a hand at a knob points back to the robot, whose arm would be folded too far to point straight down, and
+one at a door away from it, so that the arm reaches the end of the way."""
+DOOR = 0.1  # of a handle from its axis: nearer is a knob, farther a door
+SHUT = 0.1  # beyond the wanted position to which a door is led, so that it gets there
+TURN_STEP = 0.35  # by which a knob's turn is led
+
+FLAT = 0.02  # half height of what is dragged, not lifted: the fingers cannot reach below so low a rim
+WITHIN = 0.2  # where fingers come down, from the dish's middle towards its rim (1); nearer to it they tip the dish
+FINGERTIPS = 0.006  # height of the grip site's target over the table; the dish's floor stops it a little higher
+DOWN = 0.017  # height of the grip site over the table below which it has come down
+DISH_LEAD = 0.08  # by which the hand's target leads the dish
 
 
 class Skill(Protocol):
@@ -31,8 +64,220 @@ class Skill(Protocol):
         """Return where the hand should be; None when there is nothing more to do."""
 
 
+class Stage(IntEnum):
+    """Stages of a `StagedSkill` in their order."""
+
+    APPROACH = 0
+    REACH = 1
+    HOLD = 2
+    MOVE = 3
+    LET_GO = 4
+    BACK = 5
+
+
+class StagedSkill(ABC):
+    """Goes through `Stage` once; a `Skill`."""
+
+    patience: ClassVar[dict[Stage, int]] = {}
+    """Steps after which a stage is given up, where they are not 60."""
+
+    def __init__(self) -> None:
+        self.stage, self._steps = Stage.APPROACH, 0
+
+    def command(self, hand: Hand, part: Any) -> Command | None:
+        """Return where the hand should be; None when the hand is back."""
+        command, over = self._next(hand, part)
+        if over or self._steps >= self.patience.get(self.stage, 60):
+            if self.stage is Stage.BACK:
+                return None
+            self.stage, self._steps = Stage(self.stage + 1), 0
+            return self.command(hand, part)
+        self._steps += 1
+        return command
+
+    @abstractmethod
+    def _next(self, hand: Hand, part: Any) -> tuple[Command, bool]:
+        """Return the command of the present stage, and whether the stage is over."""
+
+
+class DrawerSkill(StagedSkill):
+    """Pulls a drawer open by its bar, held from above and below; or pushes it shut with closed fingers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direction_3: np.ndarray | None = None
+        self._pulls = True
+
+    def _next(self, hand: Hand, part: Moving) -> tuple[Command, bool]:
+        if self._direction_3 is None:
+            self._direction_3 = part.axis_3 * math.copysign(1.0, part.way)
+            self._pulls = pulls(part)
+        direction_3 = self._direction_3
+        outward_3 = direction_3 if self._pulls else -direction_3
+        pointing_3 = -math.cos(TILT) * outward_3 - math.sin(TILT) * UP
+        level_3 = np.cross(outward_3, UP)
+        closing_3 = np.cross(pointing_3, level_3) if self._pulls else level_3
+        quat_4 = facing(hand.quat_4, pointing_3, closing_3)
+        grip_3 = part.handle.centre_3 + DEPTH * pointing_3
+        left = float(part.way * (part.axis_3 @ direction_3))
+        point_3 = {
+            Stage.APPROACH: part.handle.centre_3 - BEFORE * pointing_3,
+            Stage.REACH: grip_3,
+            Stage.HOLD: grip_3,
+            Stage.MOVE: grip_3 + direction_3 * min(DRAWER_LEAD, left + BEYOND),
+            Stage.LET_GO: hand.point_3,
+            Stage.BACK: hand.point_3 - BEFORE * pointing_3,
+        }[self.stage]
+        arrived = _distance(point_3, hand) < ARRIVED
+        over = {
+            Stage.APPROACH: arrived and _is_turned(hand, quat_4),
+            Stage.REACH: arrived,
+            Stage.HOLD: self._steps >= (HOLD if self._pulls else 0),
+            Stage.MOVE: left <= 0.0,
+            Stage.LET_GO: self._steps >= (LET_GO if self._pulls else 0),
+            Stage.BACK: self._steps >= BACK,
+        }[self.stage]
+        closed = self.stage in (Stage.HOLD, Stage.MOVE) or not self._pulls
+        return Command(point_3=point_3, quat_4=quat_4, closed=closed), over
+
+
+class TurningSkill(StagedSkill):
+    """Takes a knob by its ridge, or a door by its bar, from above and turns the hand with it."""
+
+    patience: ClassVar[dict[Stage, int]] = {Stage.MOVE: 120}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._yaw: float | None = None
+
+    def _next(self, hand: Hand, part: Moving) -> tuple[Command, bool]:
+        now, door, narrowest = yaw_of(hand.quat_4, CLOSING), is_door(part), narrowest_yaw(part.handle)
+        grip_3 = part.handle.centre_3
+        grip_3[2] = part.handle.top - BELOW_TOP
+        if self._yaw is None or self.stage < Stage.MOVE:
+            # The turn is spread to both sides of where the hand is now: its last joint has an end.
+            half_way = part.way * part.axis_3[2] / 2
+            self._yaw = nearest_yaw(now, narrowest + half_way, math.pi) - half_way
+        if self.stage is Stage.MOVE:
+            way = part.way + math.copysign(SHUT, part.way) if door else part.way
+            turn = float(np.clip(way * part.axis_3[2], -TURN_STEP, TURN_STEP))
+            self._yaw = nearest_yaw(now, narrowest, math.pi) + turn
+            cosine, sine = math.cos(turn), math.sin(turn)
+            out_2 = (grip_3 - part.anchor_3)[:2]
+            grip_3[:2] = part.anchor_3[:2] + np.array([[cosine, -sine], [sine, cosine]]) @ out_2
+        point_3 = {
+            Stage.APPROACH: grip_3 + BEFORE * UP,
+            Stage.LET_GO: hand.point_3,
+            Stage.BACK: hand.point_3 + BEFORE * UP,
+        }.get(self.stage, grip_3)
+        lean = -LEAN if door else LEAN
+        leaning_4 = np.array([math.cos(lean / 2), 0.0, math.sin(lean / 2), 0.0])
+        quat_4 = multiply(leaning_4, downward(self._yaw, POINTING))
+        arrived = _distance(point_3, hand) < ARRIVED
+        over = {
+            Stage.APPROACH: arrived and _is_turned(hand, quat_4),
+            Stage.REACH: arrived,
+            Stage.HOLD: self._steps >= HOLD,
+            Stage.MOVE: part.met and abs(part.way) < TURN_STEP,
+            Stage.LET_GO: self._steps >= LET_GO,
+            Stage.BACK: self._steps >= BACK,
+        }[self.stage]
+        closed = self.stage in (Stage.HOLD, Stage.MOVE)
+        return Command(point_3=point_3, quat_4=quat_4, closed=closed), over
+
+
+class DraggingSkill(StagedSkill):
+    """Pushes a flat dish by its rim, from within, along the table; it holds nothing and lets nothing go."""
+
+    patience: ClassVar[dict[Stage, int]] = dict.fromkeys(Stage, 80)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._yaw: float | None = None
+        self._table = 0.0
+
+    def _next(self, hand: Hand, part: Placing) -> tuple[Command, bool]:
+        if self._yaw is None:
+            self._yaw = yaw_of(hand.quat_4, CLOSING)
+            # Of a dish that tips the lowest corner goes down, and fingers that followed it would press on its rim.
+            self._table = part.thing.bottom
+        way_3 = part.target.origin_3 - part.thing.centre_3
+        way_3[2] = 0.0
+        radius = float(min(part.thing.half_3[:2]))
+        inside_3 = part.thing.centre_3 + limited(way_3, 1e-9) / 1e-9 * WITHIN * radius
+        inside_3[2] = self._table + FINGERTIPS
+        point_3 = {
+            Stage.APPROACH: inside_3 + ABOVE,
+            Stage.REACH: inside_3,
+            Stage.MOVE: inside_3 + limited(way_3, DISH_LEAD),
+        }.get(self.stage, hand.point_3 + ABOVE)
+        arrived = _distance(point_3, hand) < ARRIVED
+        over = {
+            Stage.APPROACH: arrived,
+            Stage.REACH: arrived or float(hand.point_3[2]) < self._table + DOWN,
+            Stage.MOVE: part.met or float(np.linalg.norm((hand.point_3 - part.thing.centre_3)[:2])) > radius,
+            Stage.BACK: self._steps >= BACK,
+        }.get(self.stage, True)
+        return Command(point_3=point_3, quat_4=downward(self._yaw, POINTING), closed=True), over
+
+
+def _distance(point_3: np.ndarray, hand: Hand) -> float:
+    return float(np.linalg.norm(point_3 - hand.point_3))
+
+
+def _is_turned(hand: Hand, quat_4: np.ndarray) -> bool:
+    return float(np.linalg.norm(turn_between(hand.quat_4, quat_4))) < TURNED
+
+
+def pulls(part: Moving) -> bool:
+    """Whether the way goes towards the side on which the handle stands out."""
+    from_anchor = float((part.handle.centre_3 - part.anchor_3) @ part.axis_3)
+    return from_anchor * part.way > 0
+
+
+def is_door(part: Moving) -> bool:
+    """Whether a turning part is held far from its axis."""
+    return float(np.linalg.norm((part.handle.centre_3 - part.anchor_3)[:2])) > DOOR
+
+
+def narrowest_yaw(thing: Solid) -> float:
+    """Return the direction, seen from above, of a thing's narrowest level axis."""
+    axes_33 = axes_of(thing.quat_4)
+    upright = int(np.argmax(np.abs(axes_33[2])))
+    level = min((axis for axis in range(3) if axis != upright), key=lambda axis: float(thing.half_3[axis]))
+    return math.atan2(axes_33[1, level], axes_33[0, level])
+
+
+def is_dragged(part: Placing) -> bool:
+    """Whether a thing is a flat dish that goes to a place on the table it stands on."""
+    flat = float(part.thing.half_3[2]) < FLAT and float(min(part.thing.half_3[:2])) > WIDEST
+    return flat and part.target.bottom < part.thing.top
+
+
+def facing(now_4: np.ndarray, pointing_3: np.ndarray, closing_3: np.ndarray) -> np.ndarray:
+    """Return the quaternion (w, x, y, z) of a hand that points there and closes along that line, whichever way round
+    is the smaller turn from `now_4`."""
+    candidates = [_quat_of(sign * closing_3, pointing_3) for sign in (1.0, -1.0)]
+    return min(candidates, key=lambda quat_4: float(np.linalg.norm(turn_between(now_4, quat_4))))
+
+
+def _quat_of(y_3: np.ndarray, z_3: np.ndarray) -> np.ndarray:
+    """Return the quaternion of the rotation whose second and third columns these are (Bar-Itzhack 2000)."""
+    m = np.stack([np.cross(y_3, z_3), y_3, z_3], axis=1)
+    symmetric_44 = np.array(
+        [
+            [np.trace(m), m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1]],
+            [0.0, m[0, 0] - m[1, 1] - m[2, 2], m[0, 1] + m[1, 0], m[0, 2] + m[2, 0]],
+            [0.0, 0.0, m[1, 1] - m[0, 0] - m[2, 2], m[1, 2] + m[2, 1]],
+            [0.0, 0.0, 0.0, m[2, 2] - m[0, 0] - m[1, 1]],
+        ]
+    )
+    quat_4: np.ndarray = np.linalg.eigh(symmetric_44, UPLO="U")[1][:, -1]
+    return quat_4
+
+
 class LiberoExpert:
-    """See `zoo.experts.base.Expert`; it reads a `Scene`."""
+    """See `zoo.experts.Expert`; it reads a `Scene`."""
 
     def __init__(self, task: Task) -> None:
         # A bowl that begins in a drawer.
@@ -65,5 +310,4 @@ class LiberoExpert:
 
 def next_part(scene: Scene) -> int:
     """Return the index of the first part that does not hold yet; of the last where all do."""
-    unmet = [index for index, part in enumerate(scene.parts) if not part.met]
-    return unmet[0] if unmet else len(scene.parts) - 1
+    return next((index for index, part in enumerate(scene.parts) if not part.met), len(scene.parts) - 1)

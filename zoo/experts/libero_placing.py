@@ -14,61 +14,36 @@ import numpy as np
 
 from vla_gym.adapters.libero.scene import Hand, Placing, Solid
 from vla_gym.rotations import axes_of, turn_between
-from zoo.experts.motion import Command, downward, funnel, nearest_yaw, yaw_of
+from zoo.experts.motion import downward, funnel, nearest_yaw, yaw_of
 
-WIDEST = 0.035
-"""Half the width that fits between the open fingers with some play; they open by 0.038 each."""
-BELOW_TOP = 0.018
-"""Distance of a grip below the top of a thing: the palm is 0.026 from the grip site."""
-ABOVE_BOTTOM = 0.008
-"""Least height of a grip over the thing's bottom: the finger pads reach 0.004 below the grip site."""
-INWARD = 0.04
-"""Metres from a handle's middle to where it is held, towards the thing: there it lies the least beside its hand."""
-WALL = 0.003
-"""From the outside of a rim to the middle of its wall."""
-RIM_AZIMUTH = math.radians(150.0)
-"""Side on which a rim is taken, from the world's x axis: towards the robot, and away from the cabinet on its right."""
-RIM_SIDES = tuple(math.radians(angle) for angle in (0.0, -60.0, 60.0, -120.0, 120.0))
-"""From that side to the ones that are tried after it."""
-POINTING, CLOSING = 2, 1
-"""Axes of the hand: out of it, and the one that the fingers close along."""
-ABOVE = np.array([0.0, 0.0, 0.07])
-"""From a grasp to the point that the hand comes straight down from, metres."""
-FUNNEL = {"mouth": 0.03, "slope": 1.5, "height": 0.12}
-"""Approach of that point, over the neighbours; see `funnel`."""
-SLOPE = 1.0
-"""Steepness of a thing's way down from high up."""
-CLEARANCE = 0.06
-"""Metres between a carried thing and the top of the place it goes to."""
-FLAT, GAP = 0.01, 0.02
-"""Half height of a place on which things stand side by side, and the room between them, metres."""
-SNUG = 0.9
-"""Share of a target's narrow half width that a thing's half diagonal may have without being turned to fit."""
-LIFT = 0.2
-"""Least height by which a thing is lifted, metres: a drawer's walls and the things on its way are lower."""
-MARGIN, ASIDE, SKIM = 0.03, 0.02, 0.015
-"""Metres: round a drawer that a thing passes, within which it is aside, and by which it is lifted to go there."""
-ARRIVED, TURNED = 0.006, 0.08
-"""Metres and radians within which the hand has arrived."""
-CENTRED, LEVEL = 0.012, 0.02
-"""Metres from its way, sideways and in height, at which a carried thing may go on."""
-SLIPPED = 0.04
-"""Change of the distance between hand and thing, metres, that means it is no longer held."""
+WIDEST = 0.035  # half the width that fits between the open fingers with some play; they open by 0.038 each
+BELOW_TOP = 0.018  # from the top of a thing down to its grip; the palm is 0.026 from the grip site
+ABOVE_BOTTOM = 0.008  # least height of a grip over the thing's bottom: finger pads reach 0.004 below the grip site
+INWARD = 0.04  # from a handle's middle towards the thing, where it is held and turns the least in the hand
+WALL = 0.003  # from the outside of a rim to the middle of its wall
+RIM_AZIMUTH = math.radians(150.0)  # side of a rim that is taken, from world x: to the robot, away from the cabinet
+RIM_SIDES = tuple(math.radians(angle) for angle in (0.0, -60.0, 60.0, -120.0, 120.0))  # from it, one after the other
+POINTING, CLOSING = 2, 1  # axes of the hand: out of it, and the one that the fingers close along
+ABOVE = np.array([0.0, 0.0, 0.07])  # from a grasp to the point that the hand comes straight down from
+FUNNEL = {"mouth": 0.03, "slope": 1.5, "height": 0.12}  # way to that point, over the neighbours
+SLOPE = 1.0  # of a thing's way down from high up
+CLEARANCE = 0.06  # between a carried thing and the top of the place it goes to
+FLAT, GAP = 0.01, 0.02  # half height of a place on which things stand side by side, and the room between them
+SNUG = 0.9  # share of a target's narrow half width that a thing's half diagonal may have without being turned
+LIFT = 0.2  # least height by which a thing is lifted: a drawer's walls and the things on its way are lower
+MARGIN, ASIDE, SKIM = 0.03, 0.02, 0.015  # round a drawer that a thing passes; within which it is aside; lift for that
+ARRIVED, TURNED = 0.006, 0.08  # within which the hand has arrived
+CENTRED, LEVEL = 0.012, 0.02  # from its way, sideways and in height, at which a carried thing may go on
+SLIPPED = 0.04  # change of the distance between hand and thing that means it is no longer held
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """The hand, and the placing it is about."""
+class Command:
+    """Where the hand should be."""
 
-    hand_3: np.ndarray
-    """Grip site."""
-    hand_quat_4: np.ndarray
-    thing: Solid
-    """The object to be moved."""
-    grip: Solid
-    """The part of it that is held."""
-    target: Solid
-    """Where it goes."""
+    point_3: np.ndarray  # of the grip site
+    quat_4: np.ndarray  # (w, x, y, z)
+    closed: bool  # whether the fingers close
 
 
 class Stage(IntEnum):
@@ -86,20 +61,16 @@ class Stage(IntEnum):
 
 CARRYING = (Stage.RAISE, Stage.CARRY, Stage.LOWER)
 CLOSED = (Stage.GRASP, *CARRYING)
-DURATION = {Stage.GRASP: 9, Stage.RELEASE: 9, Stage.RETREAT: 6}
-"""Steps of the stages that go by time: fingers take 8 from one end to the other (25 substeps of 0.01 each)."""
-PATIENCE = 40
-"""Steps after which any other stage is left although something keeps the hand from arriving."""
+DURATION = {Stage.GRASP: 9, Stage.RELEASE: 9, Stage.RETREAT: 6}  # steps; fingers take 8 from one end to the other
+PATIENCE = 40  # steps after which any other stage is left although something keeps the hand from arriving
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grasp:
     """A pose of the hand, pointing down, in which closing the fingers holds a thing."""
 
-    point_3: np.ndarray
-    """Grip site."""
-    finger_yaw: float
-    """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
+    point_3: np.ndarray  # of the grip site
+    finger_yaw: float  # direction of the line through both fingertips, seen from above, modulo half a turn
 
 
 def plan_grasp(thing: Solid, hand_yaw: float, rim_azimuth: float = RIM_AZIMUTH) -> Grasp:
@@ -112,7 +83,7 @@ def plan_grasp(thing: Solid, hand_yaw: float, rim_azimuth: float = RIM_AZIMUTH) 
     """
     point_3 = thing.centre_3
     point_3[2] = max(thing.top - BELOW_TOP, thing.bottom + ABOVE_BOTTOM)
-    yaws = [nearest_yaw(hand_yaw, yaw, math.pi) for yaw in fitting_yaws(thing)]
+    yaws = [nearest_yaw(hand_yaw, yaw, math.pi) for half, yaw in level_axes(thing) if half <= WIDEST]
     if yaws:
         return Grasp(point_3=point_3, finger_yaw=min(yaws, key=lambda yaw: abs(yaw - hand_yaw)))
     radius = float(np.mean(thing.half_3[:2])) - WALL
@@ -128,11 +99,6 @@ def handle_grasp(grip: Solid, origin_3: np.ndarray, hand_yaw: float) -> Grasp:
     point_3[2] = grip.top - BELOW_TOP
     across = math.atan2(out_x, -out_y)
     return Grasp(point_3=point_3, finger_yaw=nearest_yaw(hand_yaw, across, math.pi))
-
-
-def fitting_yaws(thing: Solid) -> list[float]:
-    """Return the level axes of a thing that the fingers fit around, as directions seen from above."""
-    return [yaw for half, yaw in level_axes(thing) if half <= WIDEST]
 
 
 def level_axes(thing: Solid) -> list[tuple[float, float]]:
@@ -172,85 +138,80 @@ def own_place(part: Placing, others: Sequence[Placing]) -> np.ndarray:
     return place_2
 
 
+def from_under(thing: Solid, target: Solid) -> np.ndarray:
+    """Return the shortest way along x or y that brings a thing out from under a target above it, `[2]`."""
+    way_2 = np.zeros(2)
+    if thing.top > target.bottom:
+        return way_2
+    reach_2 = target.extents_3[:2] + thing.extents_3[:2] + MARGIN
+    apart_2 = (thing.centre_3 - target.centre_3)[:2]
+    lacking_2 = reach_2 - np.abs(apart_2)
+    if lacking_2.min() > 0:
+        axis = int(np.argmin(lacking_2))
+        way_2[axis] = math.copysign(float(lacking_2[axis]), float(apart_2[axis]))
+    return way_2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Numbers that stay while the stages pass."""
 
     grasp: Grasp
-    hold: float
-    """Distance between the held thing's centre and the hand, metres."""
-    carry_height: float
-    """Of the bottom of the carried thing."""
-    aside_2: np.ndarray
-    """Way in the plane that the thing goes before it rises, out from under the target."""
-    turn: float | None
-    """By which the hand turns with the thing on the way, seen from above, so that it fits."""
+    hold: float  # distance between the held thing's centre and the hand
+    carry_height: float  # of the bottom of the carried thing
+    aside_2: np.ndarray  # way in the plane that the thing goes before it rises, out from under the target
+    turn: float | None  # by which the hand turns with the thing on the way, seen from above, so that it fits
 
 
-def make_plan(job: Job, rim_azimuth: float) -> Plan:
-    """Return the plan for the present job."""
-    hand_yaw = yaw_of(job.hand_quat_4, CLOSING)
-    if np.array_equal(job.grip.centre_3, job.thing.centre_3):
-        grasp = plan_grasp(job.thing, hand_yaw, rim_azimuth)
+def make_plan(hand: Hand, part: Placing, rim_azimuth: float) -> Plan:
+    """Return the plan for the present scene."""
+    hand_yaw = yaw_of(hand.quat_4, CLOSING)
+    if np.array_equal(part.grip.centre_3, part.thing.centre_3):
+        grasp = plan_grasp(part.thing, hand_yaw, rim_azimuth)
     else:
-        grasp = handle_grasp(job.grip, job.thing.origin_3, hand_yaw)
+        grasp = handle_grasp(part.grip, part.thing.origin_3, hand_yaw)
     return Plan(
         grasp=grasp,
-        hold=float(np.linalg.norm(job.thing.centre_3 - grasp.point_3)),
-        carry_height=max(job.target.top + CLEARANCE, job.thing.bottom + LIFT),
-        aside_2=from_under(job.thing, job.target),
-        turn=turn_to_fit(job.thing, job.target),
+        hold=float(np.linalg.norm(part.thing.centre_3 - grasp.point_3)),
+        carry_height=max(part.target.top + CLEARANCE, part.thing.bottom + LIFT),
+        aside_2=from_under(part.thing, part.target),
+        turn=turn_to_fit(part.thing, part.target),
     )
 
 
-def raising(job: Job, plan: Plan) -> np.ndarray:
+def _raise(hand: Hand, part: Placing, plan: Plan) -> np.ndarray:
     """Aside as far as need be, then straight up until the thing is high enough."""
     point_2 = plan.grasp.point_3[:2] + plan.aside_2
-    if np.linalg.norm(point_2 - job.hand_3[:2]) > ASIDE and plan.aside_2.any():
+    if np.linalg.norm(point_2 - hand.point_3[:2]) > ASIDE and plan.aside_2.any():
         return np.array([*point_2, plan.grasp.point_3[2] + SKIM])
-    return np.array([*point_2, job.hand_3[2] + plan.carry_height - job.thing.bottom])
+    return np.array([*point_2, hand.point_3[2] + plan.carry_height - part.thing.bottom])
 
 
-def from_under(thing: Solid, target: Solid) -> np.ndarray:
-    """Return the shortest way along x or y that brings a thing out from under a target above it, `[2]`."""
-    if thing.top > target.bottom:
-        return np.zeros(2)
-    reach_2 = target.extents_3[:2] + thing.extents_3[:2] + MARGIN
-    apart_2 = (thing.centre_3 - target.centre_3)[:2]
-    lacking_2 = reach_2 - np.abs(apart_2)
-    if lacking_2.min() <= 0:
-        return np.zeros(2)
-    axis = int(np.argmin(lacking_2))
-    way_2 = np.zeros(2)
-    way_2[axis] = math.copysign(float(lacking_2[axis]), float(apart_2[axis]))
-    return way_2
-
-
-def carrying(job: Job, plan: Plan) -> np.ndarray:
+def _carry(hand: Hand, part: Placing, plan: Plan) -> np.ndarray:
     """Sideways, and down when near, until the thing's origin is over the target's."""
-    middle_3 = job.thing.origin_3 if plan.turn is None else job.thing.centre_3
-    bottom_3 = np.array([*middle_3[:2], job.thing.bottom])
-    over_3 = np.array([*job.target.origin_3[:2], job.target.top + CLEARANCE])
+    middle_3 = part.thing.origin_3 if plan.turn is None else part.thing.centre_3
+    bottom_3 = np.array([*middle_3[:2], part.thing.bottom])
+    over_3 = np.array([*part.target.origin_3[:2], part.target.top + CLEARANCE])
     height = plan.carry_height - over_3[2]
-    return job.hand_3 + funnel(bottom_3, over_3, mouth=CENTRED, slope=SLOPE, height=height) - bottom_3
+    return hand.point_3 + funnel(bottom_3, over_3, mouth=CENTRED, slope=SLOPE, height=height) - bottom_3
 
 
-def lowering(job: Job, plan: Plan) -> np.ndarray:
+def _lower(hand: Hand, part: Placing, plan: Plan) -> np.ndarray:
     """Down, until the thing stands on the target's bottom, or the hand would touch its top."""
-    above_3 = carrying(job, plan)
-    above_3[2] = max(job.hand_3[2] - (job.thing.bottom - job.target.bottom), job.target.top)
+    above_3 = _carry(hand, part, plan)
+    above_3[2] = max(hand.point_3[2] - (part.thing.bottom - part.target.bottom), part.target.top)
     return above_3
 
 
-WAYPOINT: dict[Stage, Callable[[Job, Plan], np.ndarray]] = {
-    Stage.APPROACH: lambda job, plan: funnel(job.hand_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
-    Stage.DESCEND: lambda job, plan: plan.grasp.point_3,
-    Stage.GRASP: lambda job, plan: plan.grasp.point_3,
-    Stage.RAISE: raising,
-    Stage.CARRY: carrying,
-    Stage.LOWER: lowering,
-    Stage.RELEASE: lambda job, plan: job.hand_3,
-    Stage.RETREAT: lambda job, plan: job.hand_3 + ABOVE,
+WAYPOINT: dict[Stage, Callable[[Hand, Placing, Plan], np.ndarray]] = {
+    Stage.APPROACH: lambda hand, part, plan: funnel(hand.point_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
+    Stage.DESCEND: lambda hand, part, plan: plan.grasp.point_3,
+    Stage.GRASP: lambda hand, part, plan: plan.grasp.point_3,
+    Stage.RAISE: _raise,
+    Stage.CARRY: _carry,
+    Stage.LOWER: _lower,
+    Stage.RELEASE: lambda hand, part, plan: hand.point_3,
+    Stage.RETREAT: lambda hand, part, plan: hand.point_3 + ABOVE,
 }
 """Stage -> target of the grip site, `[3]`, metres."""
 
@@ -261,20 +222,20 @@ def orientation(stage: Stage, plan: Plan) -> np.ndarray:
     return downward(plan.grasp.finger_yaw + (turn or 0.0), POINTING)
 
 
-def has_slipped(stage: Stage, job: Job, plan: Plan) -> bool:
+def has_slipped(stage: Stage, hand: Hand, part: Placing, plan: Plan) -> bool:
     """Whether the thing should be in the hand but is not."""
-    distance = float(np.linalg.norm(job.thing.centre_3 - job.hand_3))
+    distance = float(np.linalg.norm(part.thing.centre_3 - hand.point_3))
     return stage in CARRYING and abs(distance - plan.hold) > SLIPPED
 
 
-def is_over(stage: Stage, steps: int, job: Job, plan: Plan) -> bool:
+def is_over(stage: Stage, steps: int, hand: Hand, part: Placing, plan: Plan) -> bool:
     """Whether the stage is done, or out of patience, after so many steps."""
     if stage in DURATION:
         return steps >= DURATION[stage]
     if steps >= PATIENCE:
         return True
-    x, y, height = WAYPOINT[stage](job, plan) - job.hand_3
-    turned = float(np.linalg.norm(turn_between(job.hand_quat_4, orientation(stage, plan)))) < TURNED
+    x, y, height = WAYPOINT[stage](hand, part, plan) - hand.point_3
+    turned = float(np.linalg.norm(turn_between(hand.quat_4, orientation(stage, plan)))) < TURNED
     if stage in (Stage.RAISE, Stage.CARRY):
         turned = turned or stage is Stage.RAISE or plan.turn is None
         return turned and bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
@@ -294,22 +255,21 @@ class PlacingSkill:
 
     def command(self, hand: Hand, part: Placing) -> Command | None:
         """Return where the hand should be; None when the last stage is over."""
-        target = replace(part.target, origin_3=part.target.origin_3 + self._place_3)
-        job = Job(hand_3=hand.point_3, hand_quat_4=hand.quat_4, thing=part.thing, grip=part.grip, target=target)
+        part = replace(part, target=replace(part.target, origin_3=part.target.origin_3 + self._place_3))
         plan = self._plan
-        if plan is not None and is_over(self.stage, self._steps, job, plan):
+        if plan is not None and is_over(self.stage, self._steps, hand, part, plan):
             if self.stage is Stage.RETREAT:
                 return None
             self.stage, self._steps = Stage(self.stage + 1), 0
-        if plan is None or has_slipped(self.stage, job, plan):
+        if plan is None or has_slipped(self.stage, hand, part, plan):
             # What is in the way on one side of a rim, a mug's ear for instance, is not on another.
             other_side = RIM_SIDES[self._attempts % len(RIM_SIDES)]
-            self._plan = plan = make_plan(job, self._rim_azimuth + other_side)
+            self._plan = plan = make_plan(hand, part, self._rim_azimuth + other_side)
             self._attempts += 1
             self.stage, self._steps = Stage.APPROACH, 0
         self._steps += 1
         return Command(
-            point_3=WAYPOINT[self.stage](job, plan),
+            point_3=WAYPOINT[self.stage](hand, part, plan),
             quat_4=orientation(self.stage, plan),
             closed=self.stage in CLOSED,
         )

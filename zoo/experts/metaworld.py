@@ -17,40 +17,27 @@ from vla_gym.adapters.metaworld.tasks import expert_name
 from vla_gym.specs import Task
 from zoo.experts.motion import funnel
 
-GAIN = 16.0
-"""Action per metre of remaining way. The target runs 4 cm ahead of the hand at full speed: more overshoots."""
-OPEN, REST, CLOSE = -1.0, 0.0, 1.0
-"""Efforts of the gripper."""
+GAIN = 16.0  # action per metre of remaining way: the target runs 4 cm ahead of the hand at full speed; more overshoots
+OPEN, REST, CLOSE = -1.0, 0.0, 1.0  # efforts of the gripper
 
-TIPS = np.array([0.0, 0.0, -0.045])
-"""From the hand to the middle of its half-open fingers; that within 5 cm of the ball is reach's success."""
+TIPS = np.array([0.0, 0.0, -0.045])  # from the hand to the middle of its half-open fingers; reach's success is 5 cm
 
-HINGE = np.array([0.115, 0.35, 0.0])
-"""From a door's goal to its hinge."""
-HANDLE_ANGLE = float(np.arctan2(-0.107, 0.376))
-"""Direction from the hinge to the handle's centre in the leaf's frame: x along the closed leaf, y into the cupboard."""
-SLOT = np.array([0.365, -0.075])
-"""Point that the hand comes down to, in that frame: fingers behind the bar, next to its stem, wrist off the leaf."""
-SLOT_X, SLOT_FRONT = (0.345, 0.47), -0.085
-"""Range along the bar, and least y, in which the hand is behind it."""
-HOOKED = 0.06
-"""Height between hand and handle at which fingers reach behind the bar."""
-PULL_X, PULL_AHEAD = 0.345, 0.2
-"""Target along the bar while pulling: against the stem, for the shortest arc; and its distance ahead of the hand."""
+# Door. Its leaf's frame has its origin in the hinge, x along the closed leaf, and y into the cupboard.
+HINGE = np.array([0.115, 0.35, 0.0])  # from a door's goal to its hinge
+HANDLE_ANGLE = float(np.arctan2(-0.107, 0.376))  # direction from the hinge to the handle's centre
+SLOT = np.array([0.365, -0.075])  # where the hand comes down: behind the bar, next to its stem, wrist off the leaf
+SLOT_X, SLOT_FRONT = (0.345, 0.47), -0.085  # range along the bar, and least y, in which the hand is behind it
+HOOKED = 0.06  # height between hand and handle at which fingers reach behind the bar
+PULL_X, PULL_AHEAD = 0.345, 0.2  # target while pulling: against the stem, for the shortest arc, so far ahead
 
-GRIP = np.array([-0.03, 0.0, 0.02])
-"""From the peg's position to the hand that holds it about its middle, low enough for the fingers."""
-HEAD = np.array([-0.13, 0.0, -0.01])
-"""From the peg's position to its head, which must arrive at the goal."""
-OVER_PEG = np.array([0.06, 0.025])
-"""Distances in x and y from the grip within which open fingers can come down."""
-LOW, COMING_DOWN = 0.03, 0.1
-"""Heights above the grip: at the one fingers reach beside the peg, at the other they may begin to close."""
-NARROW, HELD = 0.5, 0.4
-"""Opening that the peg still fits into with `STRAIGHT` to spare, and above which it is not held."""
+# Peg.
+GRIP = np.array([-0.03, 0.0, 0.02])  # from the peg's position to the hand that holds it about its middle
+HEAD = np.array([-0.13, 0.0, -0.01])  # from the peg's position to its head, which must arrive at the goal
+OVER_PEG = np.array([0.06, 0.025])  # distances in x and y from the grip within which open fingers can come down
+LOW, COMING_DOWN = 0.03, 0.1  # heights above the grip: fingers reach beside the peg; they may begin to close
+NARROW, HELD = 0.5, 0.4  # opening that the peg fits into with `STRAIGHT` to spare, and above which it is not held
 STRAIGHT = 0.01
-ALIGNED, BEFORE_HOLE = 0.012, 0.11
-"""The head may be this far beside the hole to go in; else it goes to this distance before the goal."""
+ALIGNED, BEFORE_HOLE = 0.012, 0.11  # the head may be so far beside the hole to go in; else it waits so far before it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +45,7 @@ class Aim:
     """Target of the hand, and effort of the gripper."""
 
     position_3: np.ndarray
-    effort: float
-    """From -1, opens, to 1, closes."""
+    effort: float  # from -1, opens, to 1, closes
 
 
 def reach_ball(privileged_P: np.ndarray) -> Aim:
@@ -100,7 +86,6 @@ def insert_peg(privileged_P: np.ndarray) -> Aim:
 
 
 def _turned(vector_2: np.ndarray, angle: float) -> np.ndarray:
-    """Turn a vector counter-clockwise."""
     cosine, sine = np.cos(angle), np.sin(angle)
     return np.array([[cosine, -sine], [sine, cosine]]) @ vector_2
 
@@ -120,18 +105,15 @@ def arm_action(privileged_P: np.ndarray, aim: Aim) -> np.ndarray:
 
 
 class MetaWorldExpert:
-    """The controller of `AIMS`, else the task's class of `metaworld.policies`; see `zoo.experts.base.Expert`."""
+    """The controller of `AIMS`, else the task's class of `metaworld.policies`; see `zoo.experts.Expert`."""
 
     def __init__(self, task: Task) -> None:
-        self._act = _controller(task.name) if task.name in AIMS else _scripted(task.name)
+        aim = AIMS.get(task.name)
+        self._act = _scripted(task.name) if aim is None else lambda seen_P: arm_action(seen_P, aim(seen_P))
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
         """Return float32 `[4]`, proportional to the way to the next waypoint, cut to the range of an action."""
         return self._act(privileged_P)
-
-
-def _controller(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda privileged_P: arm_action(privileged_P, AIMS[name](privileged_P))
 
 
 def _scripted(name: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -14,32 +14,16 @@ class Body:
     """A pose."""
 
     position_3: np.ndarray
-    quat_4: np.ndarray
-    """(w, x, y, z)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """Where a hand should be."""
-
-    point_3: np.ndarray
-    """Of the point between the fingertips."""
-    quat_4: np.ndarray
-    """(w, x, y, z)."""
-    closed: bool
-    """Whether the fingers close."""
+    quat_4: np.ndarray  # (w, x, y, z)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
     """Target of a hand."""
 
-    position_3: np.ndarray
-    """Of the point between the fingertips."""
-    finger_yaw: float
-    """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
-    opened: bool
-    """Whether the fingers are apart."""
+    position_3: np.ndarray  # of the point between the fingertips
+    finger_yaw: float  # direction of the line through both fingertips, seen from above, modulo half a turn
+    opened: bool  # whether the fingers are apart
 
 
 def body(pose_7: np.ndarray) -> Body:

@@ -14,7 +14,7 @@ from vla_gym.errors import VLAZooError
 from vla_gym.specs import StartState
 from zoo.demonstrations.recorder import Attempt, Interrupted, all_attempts, demonstrate
 from zoo.demonstrations.render_on_success import MOST_BATCHES, RenderOnSuccess
-from zoo.experts.base import expert_class
+from zoo.experts import expert_class
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import pytest
 from vla_gym import find_benchmark
 from vla_gym.adapters.toy import STEP, ToyReach
 from vla_gym.specs import Task
+from zoo import experts
 from zoo.diagnostics import expert_replay
 from zoo.diagnostics.expert_replay import ReplayResult, replay, summarize
 from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.doctor import run
 from zoo.evaluation.statistics import Rate
-from zoo.experts import base
 
 TOY = find_benchmark("Toy-Reach")
 
@@ -88,7 +88,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
         return np.subtract(self._blocks[self._target], (self._x, self._y))
 
     monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
-    monkeypatch.setitem(base.EXPERTS, TOY.simulator, f"{__name__}:ToyExpert")
+    monkeypatch.setitem(experts.EXPERTS, TOY.simulator, f"{__name__}:ToyExpert")
     monkeypatch.setattr(
         expert_replay, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
     )
