@@ -30,7 +30,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "PPO, ratio per chunk": ("ppo", {"logprob_level": "chunk"}),
     "PPO, clip-higher 0.28": ("ppo", {"clip_range_high": "0.28"}),
     "PPO, rewards per step": ("ppo", {"reward_level": "action", "gamma": "0.987"}),
-    "PPO, advantages per task": ("ppo", {"normalize_advantage_per_task": "true"}),
     "PPO, critic not fitted first": ("ppo", {"critic_warmup_updates": "0"}),
     "PPO, imitation beside it, 0.01": ("ppo", {"bc_coef": "0.01"}),
     "PPO, imitation beside it, 0.1": ("ppo", {"bc_coef": "0.1"}),
@@ -51,10 +50,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "GRPO, every token weighs the same (DAPO)": ("grpo", {"loss_weight": "token"}),
     "GRPO, constant divisor (Dr. GRPO's)": ("grpo", {"loss_weight": "constant"}),
     "GRPO, centred, constant divisor (Dr. GRPO)": ("grpo", {"advantage": "centred", "loss_weight": "constant"}),
-    "GRPO, advantage centred, per task": (
-        "grpo",
-        {"advantage": "centred", "normalize_advantage_per_task": "true"},
-    ),
     "GRPO, imitation beside it, 0.1": ("grpo", {"bc_coef": "0.1"}),
     "GRPO, no clip-higher": ("grpo", {"clip_range_high": "0.2"}),
     "GRPO, only groups of 25 to 75 % success": ("grpo", {"score_bounds": "[0.25, 0.75]"}),

@@ -441,7 +441,7 @@ def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFi
     argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
     for params in (
         ["policy_kwargs:{backbone_kwargs: {size: huge}}"],
-        ["dual_clip:0.5"],
+        ["huber_delta:0"],
         ["reward:gold"],
         ["image_size:3"],
     ):

@@ -73,30 +73,6 @@ def normalize(advantage: Tensor, mean: float | Tensor, std: float | Tensor, eps:
     return (advantage - mean) / (std + eps)
 
 
-def task_moments(values: Tensor, task: Tensor, valid: Tensor, process_group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased standard deviation of each entry's own task, over the valid entries of every rank.
-
-    Three tensors of one shape: float, task indices (int64, -1 where there are no tasks) and bool. Both results have
-    that shape, too; the deviation is 0 below two entries. With the statistics of its own task, a task whose returns are
-    of another scale, or that is solved more rarely, has as large advantages as the others: what PopArt's statistics per
-    task do for the targets of a critic (Hessel et al. 2018, arXiv:1809.04474, section 3).
-    """
-    if not values.shape == task.shape == valid.shape:
-        raise ValueError(
-            f"values {tuple(values.shape)}, task {tuple(task.shape)} and valid {tuple(valid.shape)} differ"
-        )
-    index_M, wide_M = task[valid] + 1, values[valid].detach().double()
-    highest = process_group.all_reduce_max(torch.cat([index_M, torch.zeros(1)]).max()[None])
-    zeros = torch.zeros(int(highest) + 1, dtype=torch.float64)
-    own = [zeros.index_add(0, index_M, numbers_M) for numbers_M in (torch.ones_like(wide_M), wide_M)]
-    count, first = process_group.all_reduce_sum(torch.stack(own))
-    mean = first / count.clamp(min=1)
-    squares = process_group.all_reduce_sum(zeros.index_add(0, index_M, (wide_M - mean[index_M]).square()))
-    std = (squares / (count - 1).clamp(min=1)).sqrt()
-    place = (task + 1).clamp(max=len(zeros) - 1)
-    return mean[place].to(values.dtype), std[place].to(values.dtype)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Discount:
     """Discount and lambda of the estimate, per decision, or per simulator step where steps are credited."""

@@ -21,7 +21,7 @@ from zoo.config.settings import annotations_of, check_fields, defaults_of
 CHUNK_SETTINGS = (
     *("recompute_logprobs", "logprob_level", "entropy_level", "kl_coef", "reward_level", "value_level"),
     *("bootstrap_time_limit", "bootstrap_termination", "rounds_per_update", "loss_weight", "masked_minibatches"),
-    *("bc_coef", "bc_dataset", "bc_batch_size", "normalize_advantage_per_task", "start_sampling"),
+    *("bc_coef", "bc_dataset", "start_sampling"),
 )
 """Settings of PPO that policies with Stable-Baselines3's own networks cannot use."""
 _SB3_PPO = inspect.signature(SB3PPO.__init__).parameters.keys() - {"batch_size", "n_epochs"}

@@ -104,8 +104,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
     clip_range_high: float | None
     normalize_advantage: bool = False
     target_kl: float | None
-    desired_kl: float | None
-    dual_clip: float | None
     logprob_level: LogprobLevel
     recompute_logprobs: bool
     entropy_level: LogprobLevel | None
@@ -115,11 +113,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     masked_minibatches: bool
     bc_coef: float
     bc_dataset: str | Sequence[str] | None
-    bc_batch_size: int | None
-    normalize_advantage_per_task: bool
     start_sampling: StartSampling
-    start_sampling_uniform: float
-    start_sampling_memory: int
     reward_level: CreditLevel = "chunk"
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
@@ -164,8 +158,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._log_window = LogWindow()
         self._start_sampler: StartSampler | None = None
         self._updates_done = 0
-        self._rate_factor = 1.0
-        """With `desired_kl`: factor on the scheduled learning rate of the policy."""
         self._needs_reset = True
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
@@ -312,7 +304,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             self._anchor = DemonstrationsLoss(
                 frames,
                 coef=self.bc_coef,
-                batch_size=self.bc_batch_size or self.batch_size,
+                batch_size=self.batch_size,
                 micro_batch_size=self.micro_batch_size,
                 seed=self.noise_seed,
                 process_group=self.process_group,
@@ -333,8 +325,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 )
             self._start_sampler = StartSampler(
                 tuple(task.num_trials for task in envs.benchmark.tasks),
-                uniform=self.start_sampling_uniform,
-                memory=self.start_sampling_memory,
             )
         return self._start_sampler
 
@@ -432,7 +422,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
             progress_remaining=self._current_progress_remaining,
             noise_seed=self.noise_seed,
             needs_reset=self._needs_reset if self.whole_episodes else None,
-            rate_factor=None if self.desired_kl is None else self._rate_factor,
         )
 
     def restore_state(self, state: TrainState) -> None:
@@ -468,8 +457,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self.noise_seed = counters.noise_seed
         if self.whole_episodes:
             self._needs_reset = bool(counters.needs_reset)
-        if counters.rate_factor is not None:
-            self._rate_factor = counters.rate_factor
 
     # Inside -----------------------------------------------------------------------------------------
 

@@ -18,8 +18,6 @@ from zoo.algorithms.advantages import (
     discounted_sum,
     group_advantage,
     groups_with_signal,
-    normalize,
-    task_moments,
     write_group_weights,
 )
 from zoo.algorithms.arguments import constructor_settings
@@ -72,9 +70,6 @@ class GRPO(VLAOnPolicyAlgorithm):
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps all with signal.
     :param gamma: discount of a reward one decision later. Below 1 a quick success scores more than a slow one, so a
         group that is solved throughout has signal, too.
-    :param normalize_advantage_per_task: divide the advantages of each task by their standard deviation over all its
-        episodes in the update; for "centred" and "rloo".
-
     The other parameters are those of `PPO`.
     """
 
@@ -108,8 +103,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
         *,
-        desired_kl: float | None = None,
-        dual_clip: float | None = None,
         advantage: GroupAdvantage = "group_std",
         loss_weight: GroupLossWeight = "trajectory",
         score_bounds: tuple[float, float] | None = None,
@@ -122,14 +115,10 @@ class GRPO(VLAOnPolicyAlgorithm):
         micro_batch_size: int | None = None,
         masked_minibatches: bool = False,
         start_sampling: StartSampling = "uniform",
-        start_sampling_uniform: float = 0.25,
-        start_sampling_memory: int = 20,
         resample_dead_groups: int = 0,
         max_barren_episodes: int = 256,
         bc_coef: float = 0.0,
         bc_dataset: str | Sequence[str] | None = None,
-        bc_batch_size: int | None = None,
-        normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(GRPOConfig, locals())
@@ -183,9 +172,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
         kept_N = signal_P.repeat_interleave(self.group_size)
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
-        if self.normalize_advantage_per_task:
-            _, std_N = task_moments(advantage_N, buffer.task_TN[0], kept_N, self.process_group)
-            advantage_N = normalize(advantage_N, 0.0, std_N).masked_fill(~kept_N, 0.0)
         executed_TN = buffer.executed_TN > 0
         selected_TN = executed_TN & kept_N
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))

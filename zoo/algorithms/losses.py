@@ -28,13 +28,11 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> Surrogate:
     """max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)), ratio = exp(logprob - old_logprob).
 
     Schulman et al. 2017 (PPO, arXiv:1707.06347, eq. 7), as a loss. Bounds may differ ("clip-higher": Yu et
-    al. 2025, DAPO, arXiv:2503.14476). `dual_clip` c > 1 caps the loss at c * |A| where A < 0 (Ye et al.
-    2020, arXiv:1912.09729), so that one action that became far likelier cannot dominate. `advantage` must broadcast to
+    al. 2025, DAPO, arXiv:2503.14476). `advantage` must broadcast to
     `logprob`.
     """
     if logprob.shape != old_logprob.shape:
@@ -42,8 +40,6 @@ def clipped_surrogate(
     ratio = torch.exp(logprob - old_logprob)
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
     loss = -torch.min(advantage * ratio, advantage * clipped)
-    if dual_clip is not None:
-        loss = torch.where(advantage < 0, torch.min(loss, -dual_clip * advantage), loss)
     return Surrogate(loss, ratio)
 
 
@@ -51,11 +47,6 @@ def clip_binds(ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: 
     """Bool: elements whose loss the clip made worse than the unclipped one, so that no gradient flows."""
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
     return advantage * clipped < advantage * ratio
-
-
-def dual_clip_binds(ratio: Tensor, advantage: Tensor, *, dual_clip: float, clip_low: float) -> Tensor:
-    """Bool: elements of negative advantage whose loss `dual_clip` capped."""
-    return (advantage < 0) & (torch.clamp(ratio, min=1 - clip_low) > dual_clip)
 
 
 def value_loss(
@@ -124,8 +115,6 @@ class PPOLoss:
     """Lower bound of the ratio is 1 - clip_low."""
     clip_high: float
     """Upper bound is 1 + clip_high."""
-    dual_clip: float | None = None
-    """Cap of the loss where the advantage is negative, in units of |advantage|; None = no cap."""
     ent_coef: float = 0.0
     """Weight of the entropy bonus."""
     vf_coef: float = 0.0
@@ -149,7 +138,6 @@ class PPOLoss:
             batch.advantage_BL,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
         )
         policy = weighted_loss(surrogate.loss, batch.weight_BL)
         entropy = weighted_loss(scores.entropy_BL, batch.weight_BL)

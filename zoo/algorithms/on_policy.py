@@ -15,12 +15,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.adaptive_rate import adapted
 from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
-from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates, rank_means, value_range
+from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.optimizer_offload import offloaded_state
@@ -151,7 +150,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         loss, data, learner = self.loss(), self.rollout_data(), self.learner
         metrics, fitted = UpdateMetrics(loss, self.process_group), UpdateMetrics(loss, self.process_group)
         learner.policy.set_training_mode(True)  # type: ignore[operator]
-        self._set_learning_rate()
+        self._update_learning_rate(learner.raw_optimizer)
         with self.clock.phase("update"):
             if self.recompute_logprobs or learner.own_precision:
                 data.recompute_log_probs(learner, self._n_updates)
@@ -168,8 +167,6 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             metrics.check_learnt(self._updates_done + 1)
         self._updates_done += 1
         self.log_update(loss, metrics)
-        if self.desired_kl is not None:  # the rate in use, where SB3's is the schedule's
-            self.logger.record("train/learning_rate", learning_rates(learner.raw_optimizer)["train/actor/lr"])
         if not fitted.empty:
             self.logger.record("train/critic/value_loss_fitted", fitted.critic()["train/critic/value_loss"])
 
@@ -179,7 +176,6 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         return PPOLoss(
             clip_low=low,
             clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            dual_clip=self.dual_clip,
             ent_coef=self.ent_coef,
             kl_coef=self.kl_coef,
         )
@@ -265,35 +261,21 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                     value, terms, scores = learner.score(micro_batch.batch, loss)
                     learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
                 metrics.add(terms, scores, micro_batch)
-            if not (loss.critic_only or self._heed_kl(metrics)):
+            if not (loss.critic_only or self._within_target_kl(metrics)):
                 learner.zero_grad()
                 return False
             grad_norm, stepped = learner.apply()
             metrics.add_step(grad_norm, stepped=stepped)
         return True
 
-    def _heed_kl(self, metrics: UpdateMetrics) -> bool:
-        """Adapt the learning rate to the KL of the latest minibatch; return whether that leaves the update going on."""
-        if self.target_kl is None and self.desired_kl is None:
+    def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
+        if self.target_kl is None:
             return True
-        kl = metrics.latest_kl()
-        # Of an update's first minibatch it is 0: no step has been taken.
-        if self.desired_kl is not None and metrics.num_minibatches > 1:
-            self._rate_factor = adapted(self._rate_factor, kl, self.desired_kl)
-            self._set_learning_rate()
         # A KL that is not a number ends nothing: the step is then left out for its gradient.
-        if self.target_kl is not None and kl > 1.5 * self.target_kl:
+        if (kl := metrics.latest_kl()) > 1.5 * self.target_kl:
             self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
             return False
         return True
-
-    def _set_learning_rate(self) -> None:
-        """Give every parameter group its scheduled rate, the policy's times the factor that follows the KL."""
-        optimizer = self.learner.raw_optimizer
-        self._update_learning_rate(optimizer)
-        for group in optimizer.param_groups if self.desired_kl is not None else ():
-            if group.get("name") != "value_head":
-                group["lr"] *= self._rate_factor
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""

@@ -22,7 +22,6 @@ from zoo.algorithms.advantages import (
     decision_advantages,
     normalize,
     step_advantages,
-    task_moments,
     write_advantages,
     write_even_weights,
     write_trajectory_weights,
@@ -69,10 +68,6 @@ class PPO(VLAOnPolicyAlgorithm):
       every epoch, and steps of a chunk that were not executed carry no loss.
 
     :param clip_range_high: upper clip bound where it differs from `clip_range` ("clip-higher").
-    :param desired_kl: KL (k3) that the policy's learning rate aims at: a factor on its schedule is divided by 1.5 where
-        the policy is farther than twice of it from the one that acted, and multiplied by 1.5 below half of it
-        (RSL-RL's "adaptive"). Measured from an update's second minibatch on.
-    :param dual_clip: cap of the loss where the advantage is negative, in units of |advantage|, > 1.
     :param value_clip: how `clip_range_vf` acts: "replace" as in SB3, or "max", the worse of both errors.
     :param huber_delta: Huber's error for the critic (with its factor 1/2) instead of the square.
     :param logprob_level: what one probability ratio is of: "token", "action" (the default published for
@@ -89,8 +84,6 @@ class PPO(VLAOnPolicyAlgorithm):
         update then has the same number of optimiser steps always, and what is masked shrinks the gradient.
     :param start_sampling: "uniform", or "learnability": start states are drawn in proportion to p (1 - p) of their
         recent success rates p; `rollout/*` and `env/*` are then not means over start states.
-    :param start_sampling_uniform: share of the draws that stay uniform with "learnability".
-    :param start_sampling_memory: updates after which an episode counts 1/e in these rates.
     :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
     :param critic_epochs: passes over a rollout that train the critic alone, after those of the policy, which
         `target_kl` may have ended.
@@ -110,9 +103,6 @@ class PPO(VLAOnPolicyAlgorithm):
         observation, too, as if it went on: RLinf's "always".
     :param bc_coef: weight of the loss of imitation that every optimiser step of the policy adds (DAPG); 0 = none.
     :param bc_dataset: folder of the demonstrations that are imitated, or several: LeRobotDatasets as `zoo.sft` reads.
-    :param bc_batch_size: frames of them in a step, all ranks together; None = as `batch_size`.
-    :param normalize_advantage_per_task: take the mean and the standard deviation of `normalize_advantage` over the
-        decisions of each task instead of all.
     :param process_group: processes that train together; None = all that a launcher has started.
     """
 
@@ -153,8 +143,6 @@ class PPO(VLAOnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         clip_range_high: float | None = None,
-        desired_kl: float | None = None,
-        dual_clip: float | None = None,
         value_clip: ValueClip = "replace",
         huber_delta: float | None = None,
         logprob_level: LogprobLevel = "action",
@@ -165,8 +153,6 @@ class PPO(VLAOnPolicyAlgorithm):
         micro_batch_size: int | None = None,
         masked_minibatches: bool = False,
         start_sampling: StartSampling = "uniform",
-        start_sampling_uniform: float = 0.25,
-        start_sampling_memory: int = 20,
         critic_warmup_updates: int = 0,
         critic_epochs: int = 0,
         reward_level: CreditLevel = "chunk",
@@ -177,8 +163,6 @@ class PPO(VLAOnPolicyAlgorithm):
         bootstrap_termination: bool = False,
         bc_coef: float = 0.0,
         bc_dataset: str | Sequence[str] | None = None,
-        bc_batch_size: int | None = None,
-        normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(PPOConfig, locals())
@@ -265,7 +249,7 @@ class PPO(VLAOnPolicyAlgorithm):
         raw = value_range("raw", advantage[valid], self.process_group)
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
-            advantage = self._normalized(advantage, valid)
+            advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
         write_advantages(buffer, advantage.masked_fill(~valid, 0.0))
         if self.loss_weight == "trajectory":
             write_trajectory_weights(buffer, self.logprob_level, self.process_group, masked=self.masked_minibatches)
@@ -273,13 +257,6 @@ class PPO(VLAOnPolicyAlgorithm):
             write_even_weights(buffer, self.logprob_level, self.process_group)
         valid_TN = buffer.executed_TN > 0
         self._record_rollout(buffer.reward_TN[valid_TN], advantage[valid], buffer.return_TN[valid_TN])
-
-    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
-        """Advantages normalised over what is valid, of all ranks: all together, or of each task."""
-        if not self.normalize_advantage_per_task:
-            return normalize(advantage, *self.process_group.moments(advantage[valid]))
-        task = self.chunk_buffer.task_TN.reshape(*self.chunk_buffer.task_TN.shape, *[1] * (advantage.ndim - 2))
-        return normalize(advantage, *task_moments(advantage, task.expand_as(advantage), valid, self.process_group))
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         if metrics.empty:

@@ -17,6 +17,10 @@ import numpy as np
 from vla_gym.errors import BadValue, shown
 from zoo.evaluation.evaluator import EpisodeRecord
 
+UNIFORM_SHARE = 0.25
+"""Share of the draws that stay uniform."""
+MEMORY = 20
+"""Updates after which an episode counts 1/e."""
 PRIOR_EPISODES = 2.0
 """Weight of the prior, in episodes: Beta(1, 1) of a task's rate, Beta(2 p, 2 - 2 p) of its start states', p the
 task's rate."""
@@ -59,8 +63,8 @@ def reweighted_success(success_E: np.ndarray, probability_E: np.ndarray) -> floa
 class StartSampler:
     """Success counts of the start states of a run, and what follows from them; the same on every rank."""
 
-    def __init__(self, num_trials: Sequence[int], *, uniform: float, memory: int) -> None:
-        """`num_trials`: start states of each task; `uniform`: share of uniform draws; `memory`: updates."""
+    def __init__(self, num_trials: Sequence[int], *, uniform: float = UNIFORM_SHARE, memory: float = MEMORY) -> None:
+        """Take the number of start states of each task; `uniform` and `memory` as the constants."""
         self._first_T = np.concatenate([[0], np.cumsum(num_trials)[:-1]])
         self._task_P = np.repeat(np.arange(len(num_trials)), num_trials)
         self._uniform = uniform

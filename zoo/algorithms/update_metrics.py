@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
+from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -26,7 +26,7 @@ from zoo.rollout.types import MicroBatch, Scores
 
 _TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")
 _LOGGED = ("ratio", "ratio_abs", "clipped_ratio", "approx_kl", "approx_kl_k3", "clip_fraction", "entropy")
-_PER_ELEMENT = (*_LOGGED, "dual_clip_fraction", "dual_cliped_ratio", "outside", "elements")
+_PER_ELEMENT = (*_LOGGED, "outside", "elements")
 _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
 
 
@@ -168,9 +168,6 @@ class UpdateMetrics:
         if self._imitation:
             whole = self._process_group.all_reduce_sum(torch.tensor(self._imitation, dtype=torch.float64))
             values["train/actor/bc_loss"] = float(whole.mean())
-        if self._loss.dual_clip is not None:
-            for name in ("dual_clip_fraction", "dual_cliped_ratio"):
-                values[f"train/actor/{name}"] = float(sums[name].sum() / count)
         return values
 
     def critic(self) -> dict[str, float]:
@@ -230,16 +227,13 @@ class UpdateMetrics:
 
     def _element_sums(self) -> Tensor:
         """`[micro-batches, len(_PER_ELEMENT)]`: sums over executed elements."""
-        low, high, dual = self._loss.clip_low, self._loss.clip_high, self._loss.dual_clip
+        low, high = self._loss.clip_low, self._loss.clip_high
         mask_BL, log_ratio_BL, advantage_BL, entropy_BL = (
             torch.cat([getattr(micro_batch, name) for micro_batch in self._micro_batches])
             for name in ("mask_BL", "log_ratio_BL", "advantage_BL", "entropy_BL")
         )
         log_ratio_BL = log_ratio_BL.masked_fill(~mask_BL, 0.0)
         ratio_BL = log_ratio_BL.exp()
-        capped_BL = torch.zeros_like(ratio_BL)
-        if dual is not None:
-            capped_BL = dual_clip_binds(ratio_BL, advantage_BL, dual_clip=dual, clip_low=low)
         elements = {
             "ratio": ratio_BL,
             "ratio_abs": (ratio_BL - 1).abs(),
@@ -248,8 +242,6 @@ class UpdateMetrics:
             "approx_kl_k3": kl_k3(log_ratio_BL),
             "clip_fraction": clip_binds(ratio_BL, advantage_BL, clip_low=low, clip_high=high),
             "entropy": entropy_BL,
-            "dual_clip_fraction": capped_BL,
-            "dual_cliped_ratio": ratio_BL * capped_BL,
             "outside": (ratio_BL - 1).abs() > low,
             "elements": mask_BL,
         }

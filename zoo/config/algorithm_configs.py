@@ -75,11 +75,6 @@ class OnPolicyConfig:
     """Global norm at which a gradient is cut, critic included."""
     target_kl: Annotated[float, Range(above=0, high=1000)] | None = None
     """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
-    desired_kl: Annotated[float, Range(above=0, high=1000)] | None = None
-    """KL (k3) that the policy's learning rate aims at: the rate falls while the KL is above twice this, and rises while
-    it is below half; None = the schedule alone. RSL-RL's schedule "adaptive"."""
-    dual_clip: Annotated[float, Range(above=1, high=1e12)] | None = None
-    """Cap of the loss where the advantage is negative, in units of |advantage|. arXiv:1912.09729."""
     logprob_level: LogprobLevel
     """Extent of one ratio. RLinf; "sequence": GSPO, arXiv:2507.18071."""
     recompute_logprobs: bool = False
@@ -98,16 +93,8 @@ class OnPolicyConfig:
     """Weight of the loss of imitation that every step of the policy adds. DAPG, arXiv:1709.10087, eq. 4."""
     bc_dataset: Texts | None = None
     """LeRobotDataset folder of demonstrations, or several, that are imitated; needs `bc_coef`."""
-    bc_batch_size: Decisions | None = None
-    """Frames of them in a step, all ranks together; None = `batch_size`."""
-    normalize_advantage_per_task: bool = False
-    """Whether the advantages of each task are normalised by themselves."""
     start_sampling: StartSampling = "uniform"
     """How start states, and with them tasks, are drawn. "learnability": arXiv:2408.15099."""
-    start_sampling_uniform: Fraction = 0.25
-    """Share of the draws that stay uniform with "learnability"."""
-    start_sampling_memory: Count = 20
-    """Updates after which an episode counts 1/e in the success rates of "learnability"."""
 
     def __post_init__(self) -> None:
         """Raise `BadValue` for settings that contradict each other; their types and ranges are checked before."""
@@ -185,10 +172,6 @@ class PPOConfig(OnPolicyConfig):
         for name in ("critic_warmup_updates", "critic_epochs"):
             if getattr(self, name) and not self.vf_coef:
                 raise BadValue(f"{name} needs vf_coef > 0, got {getattr(self, name)} and vf_coef {self.vf_coef}")
-        if self.normalize_advantage_per_task and not self.normalize_advantage:
-            raise BadValue(
-                "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,11 +204,6 @@ class GRPOConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         OnPolicyConfig.__post_init__(self)
-        if self.normalize_advantage_per_task and self.advantage == "group_std":
-            raise BadValue(
-                "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by "
-                "that of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
-            )
         if self.masked_minibatches and self.loss_weight != "trajectory":
             raise BadValue(
                 "masked_minibatches weighs every episode by 1 / (all episodes), got "
@@ -261,6 +239,15 @@ ADAPTER_LACKING = (
 )
 
 
+REMOVED_SETTINGS: Mapping[str, object] = {
+    "desired_kl": None,
+    "dual_clip": None,
+    "bc_batch_size": None,
+    "normalize_advantage_per_task": False,
+    "start_sampling_uniform": 0.25,
+    "start_sampling_memory": 20,
+}
+"""Setting of earlier versions -> its default, with which the `config.yml` of a run may still name it."""
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 """Algorithm -> its settings."""
 

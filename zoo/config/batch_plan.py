@@ -92,7 +92,7 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algorithm
     if settings.bc_coef:
-        check_dealing(settings.bc_batch_size or settings.batch_size, num_learners or num_ranks, "bc_batch_size")
+        check_dealing(settings.batch_size, num_learners or num_ranks, "batch_size of demonstrations")
     whole = settings.rollouts_per_update if isinstance(settings, GRPOConfig) else settings.rounds_per_update
     if whole is not None:
         horizon = max(task.horizon for task in benchmark.tasks)

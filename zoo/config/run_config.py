@@ -14,6 +14,7 @@ from vla_gym.rewards import RewardKind
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import (
     ALGORITHMS,
+    REMOVED_SETTINGS,
     GRPOConfig,
     PPOConfig,
     SFTConfig,
@@ -385,12 +386,17 @@ def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     others = {name: value for name, value in values.items() if name != "pipeline_stages"}
     checked = check_fields(annotations_of(RunConfig), others, where)
     known = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
+    given = {
+        name: value
+        for name, value in checked["algo_kwargs"].items()
+        if name not in REMOVED_SETTINGS or value != REMOVED_SETTINGS[name]
+    }
     return {
         **checked,
         "pipeline_stages": stages,
         "env_options": _checked_options(checked["env_options"], f"{where}: env_options"),
         "policy_kwargs": check_value(PolicyOptions, values["policy_kwargs"], f"{where}: policy_kwargs"),
-        "algo_kwargs": check_fields(known, values["algo_kwargs"], f"{where}: algo_kwargs"),
+        "algo_kwargs": check_fields(known, given, f"{where}: algo_kwargs"),
     }
 
 

@@ -153,7 +153,7 @@ class DemonstrationsLoss:
         process_group: ProcessGroup,
     ) -> None:
         """`batch_size` counts frames of a step, all ranks together; `micro_batch_size` those scored at once."""
-        check_dealing(batch_size, process_group.size, "bc_batch_size")
+        check_dealing(batch_size, process_group.size, "batch_size of demonstrations")
         self.frames = frames
         self.digests = frames.digests()
         """Of the demonstrations, as checkpoints note them and as earlier versions did."""

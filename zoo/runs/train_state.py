@@ -43,8 +43,6 @@ class Counters:
     """GRPO: consecutive updates without signal or success."""
     no_signal_episodes: int | None = None
     """GRPO: episodes of these updates."""
-    rate_factor: float | None = None
-    """With `desired_kl`: factor on the scheduled learning rate of the policy."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values under their names in a checkpoint."""
@@ -80,7 +78,6 @@ _FILE_NAMES = {
     "needs_reset": "_needs_reset",
     "no_signal_updates": "_barren_updates",
     "no_signal_episodes": "_barren_episodes",
-    "rate_factor": "_rate_factor",
 }
 """Field of `Counters` -> name in `training_state.json`."""
 

@@ -192,8 +192,7 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
     ]
     if config.algorithm.bc_coef:
         folders = ", ".join(map(str, config.algorithm.bc_folders))
-        size = config.algorithm.bc_batch_size or config.algorithm.batch_size
-        lines.append(f"imitation    of {size} frames of {folders} in every optimiser step")
+        lines.append(f"imitation    of {batch.batch_size} frames of {folders} in every optimiser step")
     if max(batch.num_ranks, batch.num_learners) > 1:
         lines.append(
             f"ranks        {batch.num_ranks} x {batch.envs_per_rank} envs, {batch.num_envs} in all "

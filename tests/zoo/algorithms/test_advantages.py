@@ -23,7 +23,6 @@ from zoo.algorithms.advantages import (
     group_advantage,
     groups_with_signal,
     normalize,
-    task_moments,
     write_even_weights,
     write_trajectory_weights,
 )
@@ -102,24 +101,6 @@ class TwoAlike(ProcessGroup):
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         return 2 * super().all_reduce_sum(values)
-
-
-def test_moments_of_each_task_are_over_what_counts_and_all_ranks():
-    value = torch.tensor([[0.0, 5.0], [2.0, 99.0], [7.0, 7.0]])
-    task = torch.tensor([[0, 3], [0, 3], [-1, 2]])
-    valid = torch.tensor([[True, True], [True, False], [True, True]])
-    mean, std = task_moments(value, task, valid, ProcessGroup())
-    # Task 0 holds 0 and 2; tasks 3, 2 and those without a task one number each. What is left out gets its task's, too.
-    assert mean.tolist() == [[1, 5], [1, 5], [7, 7]]
-    assert std.tolist() == [[pytest.approx(math.sqrt(2)), 0], [pytest.approx(math.sqrt(2)), 0], [0, 0]]
-    mean, std = task_moments(value, task, valid, TwoAlike())
-    # 0, 2, 0 and 2: squares of 4 in all, over 3.
-    assert mean.tolist() == [[1, 5], [1, 5], [7, 7]]
-    assert std[:, 0].tolist() == pytest.approx([math.sqrt(4 / 3), math.sqrt(4 / 3), 0])
-    nothing = task_moments(value, task, torch.zeros_like(valid), ProcessGroup())
-    assert [moment.unique().tolist() for moment in nothing] == [[0], [0]]
-    with pytest.raises(ValueError, match="differ"):
-        task_moments(value, task[0], valid, ProcessGroup())
 
 
 def test_normalize_is_zero_mean_and_unit_spread():

@@ -38,8 +38,8 @@ def test_plain_policies_take_defaults_of_what_is_for_chunks() -> None:
 def test_a_setting_of_our_own_is_checked() -> None:
     given = {**defaults_of(PPOConfig), "self": None, "_init_setup_model": True}
     assert constructor_settings(PPOConfig, given) == defaults_of(PPOConfig)
-    with pytest.raises(BadValue, match=r"PPO: dual_clip"):
-        constructor_settings(PPOConfig, {**given, "dual_clip": 0.5})
+    with pytest.raises(BadValue, match=r"PPO: huber_delta"):
+        constructor_settings(PPOConfig, {**given, "huber_delta": -0.5})
 
 
 @pytest.mark.parametrize("damage", ["no zip", "another zip"])

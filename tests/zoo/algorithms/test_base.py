@@ -27,17 +27,13 @@ def ppo(**settings: Any) -> PPO:
 def test_every_setting_becomes_an_attribute_of_its_name():
     envs = vla_gym.make_vec("Toy-Reach", num_envs=2, group_size=2)
     models = {
-        PPOConfig: ppo(
-            vf_coef=0.25, target_kl=0.5, desired_kl=0.2, dual_clip=3.0, micro_batch_size=1, reward_level="action"
-        ),
-        GRPOConfig: GRPO(
-            "VLAPolicy", envs, policy_kwargs=TINY, batch_size=8, target_kl=0.5, desired_kl=0.2, dual_clip=3.0
-        ),
+        PPOConfig: ppo(vf_coef=0.25, target_kl=0.5, micro_batch_size=1, reward_level="action"),
+        GRPOConfig: GRPO("VLAPolicy", envs, policy_kwargs=TINY, batch_size=8, target_kl=0.5),
     }
     for config, model in models.items():
         for field in fields(config):
             assert hasattr(model, field.name), field.name
-        assert (model.target_kl, model.desired_kl, model.dual_clip) == (0.5, 0.2, 3.0)
+        assert model.target_kl == 0.5
     assert (models[PPOConfig].vf_coef, models[PPOConfig].micro_batch_size) == (0.25, 1)
     assert models[PPOConfig].reward_level == "action"
     assert (models[GRPOConfig].batch_size, models[GRPOConfig].vf_coef) == (8, 0.0)

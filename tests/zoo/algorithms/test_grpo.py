@@ -151,30 +151,12 @@ def test_the_advantage_is_the_one_asked_for():
     assert model.chunk_buffer.advantage_TN[0, :4].tolist() == pytest.approx([-1 / 3, 1.0, -1 / 3, -1 / 3])
 
 
-@pytest.mark.parametrize("advantage", ["centred", "rloo"])
-def test_advantages_of_each_task_are_divided_by_their_own_deviation(advantage: str):
-    model = two_groups(advantage=advantage, normalize_advantage_per_task=True)
-    buffer = model.chunk_buffer
-    # Group 1 is of another task, which pays ten times as much.
-    buffer.reward_TN[0, 4] = 10.0
-    buffer.task_TN[:, 4:] = 1
-    model.compute_returns_and_advantages(collected())
-    # Centred -1/4 and 3/4: squares of 3/4 in all over 3 make a deviation of 1/2.
-    losers_and_winners = [-0.5, 1.5, -0.5, -0.5, 1.5, -0.5, -0.5, -0.5]
-    assert buffer.advantage_TN[0].tolist() == pytest.approx(losers_and_winners)
-    # As one task: squares of 3/4 and 75 over 7; what rloo multiplies by cancels.
-    buffer.task_TN.zero_()
-    model.compute_returns_and_advantages(collected())
-    assert buffer.advantage_TN[0, :2].tolist() == pytest.approx([-0.25 / SPREAD, 0.75 / SPREAD])
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
         ({"advantage": "centered"}, UnknownName, "centred"),
         ({"loss_weight": "decision"}, UnknownName, "constant, token, trajectory"),
         ({"loss_weight": "token", "masked_minibatches": True}, BadValue, "leave one of the two out"),
-        ({"normalize_advantage_per_task": True}, BadValue, "set advantage to 'centred' or 'rloo'"),
         ({"score_bounds": (0.9, 0.1)}, BadValue, r"low below high, got \(0.9, 0.1\)"),
         ({"score_bounds": (0.5, 0.5)}, BadValue, "low below high"),
     ],

@@ -12,7 +12,6 @@ from zoo.algorithms.losses import (
     PPOLoss,
     clip_binds,
     clipped_surrogate,
-    dual_clip_binds,
     kl_k1,
     kl_k3,
     value_loss,
@@ -21,7 +20,7 @@ from zoo.rollout.types import Minibatch, Scores
 
 
 def surrogate(ratio: float, advantage: float, **options: float | None) -> float:
-    settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, **options}
+    settings = {"clip_low": 0.2, "clip_high": 0.2, **options}
     logprob = torch.tensor(math.log(ratio))
     return clipped_surrogate(logprob, torch.zeros(()), torch.tensor(advantage), **settings).loss.item()
 
@@ -46,12 +45,6 @@ def test_the_upper_bound_may_be_higher():
     assert surrogate(0.5, -1.0, clip_high=0.28) == pytest.approx(0.8)
 
 
-def test_dual_clip_caps_the_loss_of_bad_actions_only():
-    assert surrogate(10.0, -2.0, dual_clip=3.0) == pytest.approx(6.0)
-    assert surrogate(2.0, -2.0, dual_clip=3.0) == pytest.approx(4.0)
-    assert surrogate(0.1, 2.0, dual_clip=3.0) == pytest.approx(-0.2)
-
-
 @pytest.mark.parametrize(("ratio", "advantage", "slope"), [(1.5, 1.0, 0.0), (1.1, 1.0, -1.1), (1.5, -1.0, 1.5)])
 def test_gradient_stops_where_the_clip_binds(ratio: float, advantage: float, slope: float):
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
@@ -71,11 +64,6 @@ def test_clip_binds_only_where_the_clipped_loss_is_the_worse_one():
         True,
         False,
     ]
-
-
-def test_dual_clip_binds_where_the_loss_was_capped():
-    ratio, advantage = torch.tensor([4.0, 2.0, 4.0]), torch.tensor([-1.0, -1.0, 1.0])
-    assert dual_clip_binds(ratio, advantage, dual_clip=3.0, clip_low=0.2).tolist() == [True, False, False]
 
 
 def scalar(*values: float) -> list[Tensor]:
@@ -124,7 +112,6 @@ def test_kl_estimates_agree_in_the_mean():
 SETTINGS = {
     "clip_low": 0.2,
     "clip_high": 0.2,
-    "dual_clip": None,
     "ent_coef": 0.0,
     "vf_coef": 0.5,
     "clip_vf": None,

@@ -103,35 +103,6 @@ def test_an_episode_lost_with_its_simulator_has_not_failed():
     assert buffer.return_TN.tolist() == [[0.5, 0.5], [1, 1], [0.5, 2]]
 
 
-class TaskPerEnv(ScriptedVecEnv):
-    """Sub-environment n plays task n."""
-
-    def step_wait(self) -> Any:
-        obs, rewards, dones, infos = super().step_wait()
-        return obs, rewards, dones, [{**info, "task_id": number} for number, info in enumerate(infos)]
-
-
-@pytest.mark.parametrize("env", [TaskPerEnv, ScriptedVecEnv])
-def test_advantages_of_each_task_are_normalised_by_themselves(env: type[ScriptedVecEnv]):
-    settings = {"n_steps": 3, "batch_size": 4, "n_epochs": 1, "gamma": 0.5, "gae_lambda": 1.0, "device": "cpu"}
-    model = PPO(StandInPolicy, env(SCRIPTS), **settings, normalize_advantage_per_task=True)
-    model.set_logger(Logger(None, [Rows()]))
-    model.learn(1)
-    found = model.chunk_buffer.advantage_TN
-    # Raw ones are 1, 1, 1/2 and 1/2, 0, 0: deviations from the means 5/6 and 1/6 are sixths, their spread 1/sqrt(12).
-    expected = torch.tensor([[1.0, 2.0], [1.0, -1.0], [-2.0, -1.0]]) / math.sqrt(3)
-    if env is ScriptedVecEnv:  # without tasks, of all together: mean 1/2, squares of 1 in all, over 5
-        expected = torch.tensor([[0.5, 0.0], [0.5, -0.5], [0.0, -0.5]]) * math.sqrt(5)
-    torch.testing.assert_close(found, expected)
-
-
-def test_advantages_of_tasks_are_normalised_where_advantages_are():
-    with pytest.raises(BadValue, match="normalize_advantage_per_task needs normalize_advantage"):
-        scripted(normalize_advantage=False, normalize_advantage_per_task=True)
-    with pytest.raises(BadValue, match="normalize_advantage_per_task is for policies with"):
-        PPO("MlpPolicy", "CartPole-v1", normalize_advantage_per_task=True, device="cpu")
-
-
 def test_advantages_are_normalised_over_the_whole_rollout():
     model = scripted()
     model.learn(1)
@@ -331,7 +302,6 @@ def test_values_beyond_any_possible_return_are_warned_of():
     [
         ({"logprob_level": "tokens"}, UnknownName, "token"),
         ({"value_clip": "maximum"}, UnknownName, "max"),
-        ({"dual_clip": 0.9}, BadValue, "PPO: dual_clip must be above 1, got 0.9"),
         ({"clip_range_high": -0.2}, BadValue, "clip_range_high"),
         ({"huber_delta": 0.0}, BadValue, "huber_delta"),
         ({"use_sde": True}, BadValue, "use_sde"),
@@ -419,20 +389,6 @@ def test_later_weights_are_stable_baselines3s_too():
     ]
     for expected, parameter in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_plain_policies_take_the_options_beyond_stable_baselines3s():
-    model = PPO(
-        "MlpPolicy",
-        "CartPole-v1",
-        n_steps=64,
-        device="cpu",
-        clip_range_high=0.3,
-        dual_clip=3.0,
-        huber_delta=1.0,
-    )
-    model.learn(64)
-    assert "train/actor/dual_clip_fraction" in model.logger.name_to_value
 
 
 def test_an_option_that_cannot_apply_is_refused():

@@ -119,8 +119,8 @@ def test_what_can_be_no_counts_is_refused(state: Any):
 
 @ignore_alarms
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_the_environment_draws_what_the_counts_say(algo: str):
-    model = build(algo, start_sampling="learnability", start_sampling_uniform=0.0)
+def test_the_environment_draws_what_the_counts_say(monkeypatch: pytest.MonkeyPatch, algo: str):
+    model = build(algo, start_sampling="learnability")
     sampler = model.start_sampler
     # All but the last start state, of task 2 and trial 49, seem hopeless.
     sampler.restore({"episodes": [1e12] * 150, "successes": [0.0] * 149 + [5e11]})
@@ -130,6 +130,7 @@ def test_the_environment_draws_what_the_counts_say(algo: str):
         drawn.update((info["task_id"], info["trial_id"]) for info in local["infos"] if info)
         return True
 
+    monkeypatch.setattr(sampler, "_uniform", 0.0)
     model.learn(200, callback=note)
     assert model._updates_done >= 2
     assert drawn == {(2, 49)}
@@ -145,7 +146,7 @@ def test_uniform_is_as_it_was_and_learnability_is_not():
             seen += [group.start_state for group in model.rollout_stats.groups.outcomes]
         return seen
 
-    assert starts() == starts() == starts(start_sampling="uniform", start_sampling_memory=3)
+    assert starts() == starts() == starts(start_sampling="uniform")
     adaptive = starts(start_sampling="learnability")
     assert adaptive == starts(start_sampling="learnability") != starts()
 
@@ -166,9 +167,5 @@ def test_numbers_are_logged_only_where_starts_are_weighed():
 def test_wrong_settings():
     with pytest.raises(UnknownName, match="start_sampling"):
         toy(start_sampling="learnable")
-    with pytest.raises(BadValue, match=r"start_sampling_uniform must be at most 1, got 1.5"):
-        toy(start_sampling_uniform=1.5)
-    with pytest.raises(BadValue, match="start_sampling_memory must be at least 1"):
-        toy(start_sampling_memory=0)
     with pytest.raises(BadValue, match="start_sampling is for policies"):
         PPO("MlpPolicy", gym.make("CartPole-v1"), start_sampling="learnability", device="cpu")

@@ -25,7 +25,6 @@ from zoo.rollout.types import MicroBatch, Minibatch, Scores
 LOSS = PPOLoss(
     clip_low=0.2,
     clip_high=0.4,
-    dual_clip=3.0,
     ent_coef=0.0,
     vf_coef=1.0,
     clip_vf=0.5,
@@ -68,14 +67,13 @@ def test_actor_numbers_are_means_over_executed_elements():
     assert numbers["train/actor/ratio_abs"] == pytest.approx(4 / 3)
     # Clipped to 1.4 above.
     assert numbers["train/actor/clipped_ratio"] == pytest.approx((1 + 1.4 + 1.4) / 3)
-    # Only ratio 2 with advantage 1 is held back; ratio 4 with advantage -1 is capped by the dual clip.
+    # Only ratio 2 with advantage 1 is held back.
     assert numbers["train/actor/clip_fraction"] == pytest.approx(1 / 3)
-    assert numbers["train/actor/dual_clip_fraction"] == pytest.approx(1 / 3)
     assert numbers["train/actor/approx_kl"] == pytest.approx(-(math.log(2) + math.log(4)) / 3)
     assert numbers["train/actor/approx_kl_k3"] == pytest.approx((4 - math.log(8)) / 3)
     assert numbers["train/actor/entropy"] == pytest.approx((1 + 3 + 1) / 3)
-    # Losses: mean of -1 and -1.4; and 3 instead of 4.
-    assert numbers["train/actor/policy_loss"] == pytest.approx((-1.2 + 3) / 2)
+    # Losses: mean of -1 and -1.4; and 4.
+    assert numbers["train/actor/policy_loss"] == pytest.approx((-1.2 + 4) / 2)
     assert numbers["train/actor/ratio_first"] == pytest.approx(1.5)
     assert numbers["train/actor/ratio_first_gap"] == pytest.approx(1.0)
     assert numbers["train/actor/grad_norm"] == 2.0

@@ -80,8 +80,8 @@ def test_frames_are_dealt_evenly(size: int, ranks: int, nearest: str):
     with pytest.raises(BadValue, match=f"Nearest allowed: --batch-size {nearest}$"):
         check_dealing(size, ranks)
     check_dealing(2 * ranks, ranks)
-    with pytest.raises(BadValue, match=f"Nearest allowed: bc_batch_size {nearest}$"):
-        check_dealing(size, ranks, "bc_batch_size")
+    with pytest.raises(BadValue, match=f"Nearest allowed: batch_size {nearest}$"):
+        check_dealing(size, ranks, "batch_size")
 
 
 def test_the_nearest_divisor():

@@ -117,7 +117,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, w
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_a_resumed_run_draws_start_states_by_the_counts_it_had(algo: str, tmp_path: Path):
-    weighed = {"start_sampling": "learnability", "start_sampling_uniform": 0.1, "start_sampling_memory": 3}
+    weighed = {"start_sampling": "learnability"}
     total = {"ppo": 300, "grpo": 650}[algo]
     expected = learn(build(algo, **weighed), total)
     stopped = build(algo, **weighed)

@@ -63,8 +63,8 @@ def test_the_number_of_processes_changes_nothing(
 
 @pytest.mark.thorough
 def test_two_processes_imitate_and_normalise_tasks_as_one(demos: Path, tmp_path: Path) -> None:
-    imitated = ("bc_coef:0.2", f"bc_dataset:{demos}", "bc_batch_size:6", "micro_batch_size:2")
-    asked = (*GRPO, *imitated, "advantage:rloo", "normalize_advantage_per_task:true")
+    imitated = ("bc_coef:0.2", f"bc_dataset:{demos}", "micro_batch_size:2")
+    asked = (*GRPO, *imitated, "advantage:rloo")
     alone, shared = (train(processes, tmp_path / str(processes), asked) for processes in (1, 2))
     same_numbers(shared, alone)
     assert all(row["train/actor/bc_loss"] > 0 for row in updates(alone))

@@ -164,8 +164,9 @@ def test_new_weights_travel_before_the_next_rollout(pairs: Any):
 
 
 def test_the_learner_says_which_start_states_are_drawn(pairs: Any):
-    pair = pairs(start_sampling="learnability", start_sampling_uniform=0.0)
+    pair = pairs(start_sampling="learnability")
     # All but the last start state seem hopeless.
+    pair.learner.start_sampler._uniform = 0.0
     pair.learner.start_sampler.restore({"episodes": [1e12] * 150, "successes": [0.0] * 149 + [5e11]})
     pair.collect()
     present = pair.model.env.unwrapped.envs.state_dict()["slots"]
