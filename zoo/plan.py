@@ -15,18 +15,15 @@ from zoo.cli.arguments import OneLineParser, number, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
-from zoo.config.memory_choice import choose, nearest
-from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total, trains_in_16_bits
-from zoo.config.policy_shape import check_network, check_quantization
+from zoo.config.memory_plan import GIB, GPU_MEMORY, Rank, fastest_fit, needs, total
+from zoo.config.policy_shape import check_network, check_quantization, policy_footprint, trains_in_16_bits
 from zoo.config.run_config import RunConfig
+from zoo.config.settings import yaml_line
 from zoo.distributed.placement import ALL, processes_named
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
 from zoo.training.run_plan import RunPlan, memory_lines, ranks
-
-GPU_MEMORY = {"rtx3090": 24.0, "rtx4090": 24.0, "l40s": 45.0, "a100": 80.0, "h100": 79.6, "h200": 140.4}
-"""Name for `--gpu` -> GiB that programs can have; A100 and H100 are those of 80 GB with SXM."""
 
 
 def parser() -> OneLineParser:
@@ -59,54 +56,40 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:
             yield from fit_lines(plan, where, size, sharded=sharded)
-    yield from refusal_lines(config, sharded=sharded)
+    if not sharded and trains_in_16_bits(config):
+        yield "refused      weights that train in 16 bits: --ranks N --fsdp (FSDP2 keeps float32 masters), or take"
+        yield '             -params "policy_kwargs:{backbone_kwargs: {dtype: float32}}" or lora: {rank: 32} there'
 
 
 def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> Iterator[str]:
     """Yield whether each kind of rank fits into `size` GiB of that place, and for a GPU with which settings."""
     for name, rank in ranks(plan, sharded=sharded):
-        found = needs(plan.batch, plan.config, plan.num_workers, rank)
-        needed = total(found, where) / GIB
-        if not needed and where == "device" and rank.roles == {"env"}:
+        needed = total(needs(plan.batch, plan.config, plan.num_workers, rank), where) / GIB
+        simulates_alone = rank.roles == {"env"}
+        if where == "device" and simulates_alone and not needed:
             continue
-        unknown = where == "device" and rank.roles != {"env"} and shape_of(plan.config) is None
-        if unknown or not needed:
-            what = f"weights of '{plan.config.policy}' are not counted" if unknown else "nothing of it could be counted"
-            yield f"fits         {where}: not known, {what}"
+        if where == "device" and not simulates_alone and policy_footprint(plan.config) is None:
+            yield f"fits         device: not known, weights of '{plan.config.policy}' are not counted"
             continue
         whose = "each rank" if plan.placement.everywhere else name
         yield f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of {whose}"
         if where == "device" and "actor" in rank.roles:
-            yield from choice_lines(plan, rank, size, fits=needed <= size)
+            yield from fastest_lines(plan, rank, size, fits=needed <= size)
 
 
-def choice_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
-    """Return the fastest settings of the same run that fit `size` GiB, or else the nearest run that does."""
-    config, batch = plan.config, plan.batch
-    best = choose(batch, config, plan.num_workers, rank, size * GIB)
-    if best is not None:
-        same = all(bool(config.backbone_kwargs.get(name)) == value for name, value in best.options.items())
-        if same and best.micro_batch_size == batch.scored_at_once:
-            return []
-        which = "fastest that fits" if fits else "fits with   "
-        return [f"             {which}: {best.flags} ({best.size / GIB:.1f} GiB)"]
-    other = nearest(batch, config, plan.num_workers, rank, size * GIB)
-    if other is None:
-        return ["             not with any micro-batch: take a smaller policy or more memory"]
-    words, choice = other
-    return [
-        f"             not with any micro-batch; it would with {words}: {choice.flags} ({choice.size / GIB:.1f} GiB)"
-    ]
-
-
-def refusal_lines(config: RunConfig, *, sharded: bool) -> list[str]:
-    """Return that training would refuse to train weights in half precision, where it would."""
-    if sharded or not trains_in_16_bits(config):
+def fastest_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
+    """Return the fastest settings of the same run that fit `size` GiB, unless the run has them."""
+    best = fastest_fit(plan.batch, plan.config, plan.num_workers, rank, size * GIB)
+    if best is None:
+        return ["             not with any micro-batch: take LoRA, quantization, a smaller policy or more memory"]
+    given = plan.config.backbone_kwargs
+    same = all(bool(given.get(name)) == value for name, value in best.options.items())
+    if same and best.micro_batch_size == plan.batch.scored_at_once:
         return []
-    return [
-        "refused      weights that train in 16 bits: --ranks N --fsdp (FSDP2 keeps float32 masters), or begin with",
-        '             -params "policy_kwargs:{backbone_kwargs: {dtype: float32}}" or lora: {rank: 32} there',
-    ]
+    kwargs = f' "policy_kwargs:{yaml_line({"backbone_kwargs": dict(best.options)})}"' if best.options else ""
+    which = "fastest that fits" if fits else "fits with"
+    flags = f"-params micro_batch_size:{best.micro_batch_size}{kwargs}"
+    return [f"             {which}: {flags} ({best.size / GIB:.1f} GiB)"]
 
 
 def run(argv: Sequence[str]) -> int:

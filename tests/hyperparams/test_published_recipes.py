@@ -10,8 +10,7 @@ import pytest
 
 from tests import mock_checkpoints
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.memory_plan import shape_of
-from zoo.config.policy_shape import footprint
+from zoo.config.policy_shape import policy_footprint
 from zoo.config.published import ANY_SUITE, published_rows
 from zoo.config.run_config import RunConfig
 from zoo.plan import fit_lines
@@ -186,9 +185,9 @@ ADAPTER_NUMBERS = 113_000_000
 
 
 def trained_numbers(config: RunConfig) -> int:
-    shape = shape_of(config)
-    assert shape is not None
-    return footprint(shape).num_trained
+    counted = policy_footprint(config)
+    assert counted is not None
+    return counted.num_trained
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])

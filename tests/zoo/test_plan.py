@@ -73,7 +73,7 @@ def test_two_counts_of_environments_contradict_each_other(capsys: pytest.Capture
 def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]):
     said = planned(capsys, "--env Toy-Reach --gpu-memory 0.000001")
     assert "fits         device: NO" in said
-    assert "take a smaller policy or more memory" in said
+    assert "not with any micro-batch" in said
 
 
 def test_the_plan_of_a_run_that_goes_on_is_of_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -122,7 +122,7 @@ def test_a_plan_chooses_what_fits(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", *tiny, "--gpu-memory", "2.018"]) == 0
     said = capsys.readouterr().out
     assert "fits         device: NO" in said
-    assert "fits with   : -params micro_batch_size:" in said
+    assert "fits with: -params micro_batch_size:" in said
 
 
 def test_a_plan_of_roles_counts_each_kind_of_rank(capsys: pytest.CaptureFixture[str]):
@@ -139,18 +139,12 @@ def test_a_placement_says_how_many_ranks_there_are(capsys: pytest.CaptureFixture
     assert "ranks" not in planned(capsys, "--env Toy-Reach --num-envs 64 --placement all")
 
 
-def test_a_card_stands_for_its_memory(capsys: pytest.CaptureFixture[str]):
-    said = planned(capsys, "--env Toy-Reach --gpu rtx4090")
-    assert "of 24 GiB" in said
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ("--env Toy-Reach --num-envs 60 --ranks 8", "Nearest allowed: --num-envs 56 or 64"),
         ("--env Toy-Reach --gpu-memory many", "must be a number of GiB above 0, got 'many'"),
         ("--env Toy-Reach --rank 8", "did you mean '--ranks'?"),
-        ("--env Toy-Reach --gpu h1000", "h100"),
         (
             "--env Toy-Reach --num-envs 8 --ranks 2 --fsdp --placement env=0-1,rollout=0-1,actor=1",
             "FSDP shards over all processes",

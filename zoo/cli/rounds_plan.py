@@ -11,8 +11,7 @@ from typing import Any
 from vla_gym.errors import BadValue
 from zoo.cli.acting import OF_LEARNING
 from zoo.cli.arguments import as_pairs, flag_of, key_values
-from zoo.config.batch_plan import benchmark_of
-from zoo.config.memory_plan import observation_layout
+from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.run_config import RunConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.runs.folder import RunFolder, holds_policy

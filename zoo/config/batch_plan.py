@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vla_gym.errors import BadValue
+from vla_gym.observation import ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
 from vla_gym.vector.instructions import with_instructions
@@ -191,4 +192,14 @@ def evaluated_benchmark(config: RunConfig) -> Benchmark:
     options = config.eval_env_options
     return with_instructions(
         find_benchmark(config.eval_env, **benchmark_options(options)), options.get("instructions", {})
+    )
+
+
+def observation_layout(config: RunConfig, benchmark: Benchmark) -> ObservationLayout:
+    """Return the shape of one observation of the run."""
+    options = config.env_options
+    return ObservationLayout(
+        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
+        image_size=options.get("image_size") or benchmark.default_image_size,
+        state_dim=benchmark.state_dim if options.get("state", True) else 0,
     )

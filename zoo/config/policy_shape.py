@@ -1,20 +1,18 @@
-"""Which network a run has, so that it can be counted without its weights."""
+"""The network of a run: counted without its weights, and compared with settings that need more than it has."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import BadValue
-from vla_gym.observation import ObservationLayout
 from vla_gym.reading import user_path
-from vla_gym.specs import Benchmark
 from vla_policies.conventions import Conventions
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.algorithm_configs import ADAPTER_LACKING, STEP_VALUES_LACKING, PPOConfig
+from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # brings torch
@@ -25,27 +23,8 @@ PUBLISHED_ADAPTER: Mapping[str, Any] = {"rank": 32}
 """Of the adapters that recipes start from, before they are here: RLinf's lora_rank."""
 
 
-@dataclass(frozen=True)
-class PolicyShape:
-    """What a network is built from."""
-
-    family: str
-    """Name in `registry.FAMILIES`."""
-    conventions: Conventions
-    """Of the run's observations and actions."""
-    options: str
-    """`backbone_kwargs` as JSON, which can be a key."""
-
-
-def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchmark) -> PolicyShape | None:
-    """Return the shape of the run's policy; None where neither the family nor a folder here says it."""
-    conventions = Conventions(
-        cameras=layout.cameras,
-        image_size=layout.image_size,
-        state_dim=layout.state_dim,
-        chunk=config.chunk,
-        action_dim=benchmark.action_dim,
-    )
+def policy_footprint(config: RunConfig) -> Footprint | None:
+    """Return the run's policy without memory; None where neither the family nor a folder here says what it is."""
     family, options = config.family, dict(config.backbone_kwargs)
     if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
         found = _of_folder(config, options)
@@ -56,7 +35,29 @@ def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchm
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
-    return PolicyShape(family, conventions, json.dumps(options, sort_keys=True))
+    benchmark = benchmark_of(config)
+    layout = observation_layout(config, benchmark)
+    conventions = Conventions(
+        cameras=layout.cameras,
+        image_size=layout.image_size,
+        state_dim=layout.state_dim,
+        chunk=config.chunk,
+        action_dim=benchmark.action_dim,
+    )
+    return _footprint(family, conventions, json.dumps(options, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=32)
+def _footprint(family: str, conventions: Conventions, options: str) -> Footprint:
+    from vla_policies.footprint import Footprint
+
+    return Footprint(family, conventions, json.loads(options))
+
+
+def trains_in_16_bits(config: RunConfig) -> bool:
+    """Whether weights that the run trains are smaller than float32; False where its policy is not known here."""
+    counted = policy_footprint(config)
+    return counted is not None and counted.trained < 4 * counted.num_trained
 
 
 def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -121,11 +122,3 @@ def check_network(config: RunConfig) -> None:
     steps = isinstance(settings, PPOConfig) and settings.value_level == "action" and config.chunk > 1
     if steps and options.get("value_outputs") != config.chunk:
         raise BadValue(f"{STEP_VALUES_LACKING} (chunk {config.chunk})")
-
-
-@functools.lru_cache(maxsize=32)
-def footprint(shape: PolicyShape) -> Footprint:
-    """Return the network of a shape, without memory."""
-    from vla_policies.footprint import Footprint
-
-    return Footprint(shape.family, shape.conventions, json.loads(shape.options))

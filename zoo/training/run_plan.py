@@ -11,8 +11,8 @@ import yaml
 from vla_gym.errors import BadValue
 from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import ROLES, Rank, need_lines, needs, shape_of
-from zoo.config.policy_shape import check_network, check_quantization
+from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
+from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
@@ -161,7 +161,7 @@ def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = F
     sharded = will_shard() if sharded is None else sharded
     for name, rank in ranks(plan, sharded=sharded, passes=passes):
         found = needs(plan.batch, config, plan.num_workers, rank)
-        counted = rank.roles == {"env"} or shape_of(config) is not None
+        counted = rank.roles == {"env"} or policy_footprint(config) is not None
         note = "" if counted else f" (weights of '{config.policy}' are not counted)"
         if counted and not passes:
             note = " (passes come on top, vla-zoo plan counts them)"

@@ -19,8 +19,8 @@ from vla_policies.model_folder import Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
-from zoo.config.batch_plan import benchmark_of
-from zoo.config.memory_plan import observation_layout, trains_in_16_bits
+from zoo.config.batch_plan import benchmark_of, observation_layout
+from zoo.config.policy_shape import trains_in_16_bits
 from zoo.config.run_config import RunConfig
 from zoo.distributed.fsdp import TRAINED_IN_16_BITS, check_learnable, keeps_master_weights
 from zoo.distributed.process_group import check_device

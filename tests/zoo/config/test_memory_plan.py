@@ -17,6 +17,7 @@ from zoo.config.memory_plan import (
     Need,
     Rank,
     evaluation_needs,
+    fastest_fit,
     need_lines,
     needs,
     policy_needs,
@@ -220,3 +221,16 @@ def test_lines_end_with_the_sums_of_each_place():
         ["1.500", "GiB", "device", "in", "all"],
         ["2.000", "GiB", "host", "in", "all"],
     ]
+
+
+def test_the_fastest_settings_that_fit_are_taken():
+    config = oft(**LORA)
+    plan = solve(config)
+    whole = total(needs(plan, config, 0), "device")
+    best = fastest_fit(plan, config, 0, Rank(), whole)
+    assert best is not None
+    assert (best.micro_batch_size, best.options, best.size) == (16, {"recompute": False}, whole)
+    smaller = fastest_fit(plan, config, 0, Rank(), whole - 1)
+    assert smaller is not None
+    assert (smaller.micro_batch_size, smaller.options) == (8, {"recompute": False})
+    assert fastest_fit(plan, config, 0, Rank(), GIB) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ import pytest
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.footprint import Footprint
-from vla_policies.registry import FAMILIES, family_class
-from zoo.config.memory_plan import shape_of
-from zoo.config.policy_shape import check_network, check_quantization
+from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
 from zoo.config.run_config import RunConfig
 
 
@@ -22,19 +18,11 @@ def run(policy: str, **kwargs: object) -> RunConfig:
     return toy_config(policy=policy, env_options={"chunk": 4}, policy_kwargs=kwargs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_has_the_shape_of_its_published_network(family: str):
-    shape = shape_of(run(family))
-    assert shape is not None
-    planned = family_class(family).planned_options({})
-    assert family_class(family).published is None or planned
-
-
-def test_a_published_checkpoint_has_its_familys_shape_and_an_unknown_one_none():
-    shape = shape_of(run("org/model", family="openvla-oft", backbone_kwargs={"lora": {"rank": 8}}))
-    assert shape is not None
-    assert (shape.family, json.loads(shape.options)) == ("openvla-oft", {"lora": {"rank": 8}})
-    assert shape_of(run("org/model")) is None
+def test_a_published_checkpoint_has_its_familys_network_and_an_unknown_one_none():
+    options = {"size": "tiny", "lora": {"rank": 8}}
+    known = policy_footprint(run("org/model", family="openvla-oft", backbone_kwargs=options))
+    assert known is policy_footprint(run("openvla-oft", backbone_kwargs=options))
+    assert policy_footprint(run("org/model")) is None
 
 
 def test_quantised_weights_that_would_train_are_refused_early():
@@ -67,9 +55,8 @@ def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, ob
         adapted = VLAPolicy.from_pretrained(folder, backbone_kwargs=options, device="cpu")
         adapted.save_adapter(tmp_path / "adapter")
         policy, folder = adapted, tmp_path / "adapter"
-    shape = shape_of(run(str(folder)))
-    assert shape is not None
-    counted = Footprint(shape.family, shape.conventions, json.loads(shape.options))
+    counted = policy_footprint(run(str(folder)))
+    assert counted is not None
     assert counted.num_trained == sum(p.numel() for p in policy.parameters() if p.requires_grad)
 
 
