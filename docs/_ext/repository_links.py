@@ -24,10 +24,15 @@ class RepositoryLinks(SphinxTransform):
         for node in list(self.document.findall(lambda node: isinstance(node, download_reference | pending_xref))):
             target = node.get("reftarget", "")
             path = (Path(self.document["source"]).parent / target.partition("#")[0]).resolve()
-            if not target.startswith("..") or path.is_relative_to(source) or not path.exists():
+            if node.get("refdomain") == "doc":  # a page, for MyST: without its suffix, absolute where it lies outside
+                path = Path(f"{target}.md")
+            outside = target.startswith("..") or (path.is_absolute() and target.startswith("/"))
+            if not outside or path.is_relative_to(source) or not path.exists():
                 continue
             kind = "tree" if path.is_dir() else "blob"
             name = path.relative_to(source.parent).as_posix()
+            if anchor := node.get("reftargetid"):
+                name += f"#{anchor}"
             uri = f"{options['source_repository']}/{kind}/{options['source_branch']}/{name}"
             node.replace_self(nodes.reference("", "", *node.children, refuri=uri, internal=False))
 

@@ -157,7 +157,7 @@ class ContrastVisionStem(DeepVisionStem):
     """As `DeepVisionStem`, but each picture's colours and each point's scores are standardised over the picture.
 
     Bare scores are so alike at first that all points stay in the middle, and learning may leave them there: a puck
-    of 4 dark pixels on dark wood is not found in 900 updates, and in 300 of these (docs/what-helped.md). Instance
+    of 4 dark pixels on dark wood is not found in 900 updates, and in 300 of these. Instance
     normalisation: Ulyanov et al. 2016, "Instance Normalization: The Missing Ingredient for Fast Stylization".
     """
 
