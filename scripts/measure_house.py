@@ -9,10 +9,10 @@
 says what it buys.
 
 Statements are `ast.stmt` nodes, so that a denser line changes nothing. The files of a decision are those of which a
-line is executed, in the learner's process and in the worker's, between two `on_step` of a Stable-Baselines3 callback; of
+line is executed, in the learner's process and in the worker's, between two `on_step` of a callback; of
 an update, between `on_rollout_end` and the next `on_rollout_start`. Both are counted in a PPO run on Toy-Reach with one
-sub-environment. The records of a decision are the dataclasses of `vla_gym` and `zoo` that are made meanwhile: on the way
-from the simulator to the buffer, and the command, its episode's statistics and its start state.
+sub-environment. The records of a decision are the dataclasses of `vla_gym` and `zoo` that are made meanwhile: on the
+way from the simulator to the buffer, and the command, its episode's statistics and its start state.
 """
 
 from __future__ import annotations
