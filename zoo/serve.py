@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, check_known, os_reason
 from zoo.cli.arguments import OneLineParser, count, count_or_zero, number, seed
 from zoo.cli.main import guarded
 from zoo.cli.service import plan_service
@@ -37,8 +38,6 @@ def parser() -> OneLineParser:
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
     p.add_argument("--port", type=count_or_zero, default=8000, help="port to listen on; 0: any (default: 8000)")
     p.add_argument("--token-file", metavar="FILE", help="clients must show the token in this file")
-    p.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM: serve wss://")
-    p.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
     p.add_argument(
         "--names",
         nargs="+",
@@ -46,9 +45,9 @@ def parser() -> OneLineParser:
         metavar="KEY=NAME",
         help="the clients' words for image, wrist_image, state, instruction, e.g. image=base_camera",
     )
-    p.add_argument("--resize", action="store_true", help="take square pictures of any size (default: the declared one)")
+    p.add_argument("--resize", action="store_true", help="take square images of any size (default: the declared one)")
     p.add_argument("--stochastic", action="store_true", help="sample actions (default: deterministic ones)")
-    p.add_argument("--seed", type=seed, default=0, help="seed of the clients' streams of samples (default: 0)")
+    p.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
     p.add_argument(
         "--window",
         type=number(lambda ms: 0.0 <= ms <= 1000.0, "milliseconds in 0 .. 1000"),
@@ -77,74 +76,78 @@ def run(argv: Sequence[str]) -> int:
     from zoo.serving.wire import require_wire_packages
 
     require_wire_packages()
-    settings, names = server_settings(args), wire_names(args)
+    from zoo.serving.server import SESSIONS, PolicyServer
 
-    import torch
+    check_known("protocol", args.protocol, SESSIONS)
+    names, settings = wire_names(args.names, SESSIONS[args.protocol].NAMES), server_settings(args)
+    with bound_socket(args.host, args.port) as listener:
+        import torch
 
-    from zoo.distributed.process_group import use_device
-    from zoo.serving.local_policy import open_policy
+        from zoo.distributed.process_group import use_device
+        from zoo.serving.local_policy import open_policy
 
-    if args.num_threads is not None:
-        torch.set_num_threads(args.num_threads)
-    served = open_policy(
-        plan,
-        device=use_device(args.device),
-        deterministic=not args.stochastic,
-        any_image_size=args.resize,
-    )
-    asyncio.run(serve_until_stopped(make_server(served, args.protocol, names, settings), args, served, names))
+        if args.num_threads is not None:
+            torch.set_num_threads(args.num_threads)
+        served = open_policy(
+            plan,
+            device=use_device(args.device),
+            deterministic=not args.stochastic,
+            any_image_size=args.resize,
+        )
+        server = PolicyServer(served.decide, served.declaration, SESSIONS[args.protocol], names, settings)
+        asyncio.run(_serve(server, listener, args, served, names))
     return 0
 
 
-def make_server(served: LocalPolicy, protocol: str, names: Mapping[str, str], settings: ServerSettings) -> PolicyServer:
-    """Return the server of a policy for clients of a protocol, who use these names."""
-    from zoo.serving.address import PROTOCOLS
-    from zoo.serving.server import PolicyServer
-
-    return PolicyServer(served.decide, served.declaration, PROTOCOLS[protocol][0], names, settings)
-
-
-async def serve_until_stopped(
-    server: PolicyServer, args: argparse.Namespace, served: LocalPolicy, names: Mapping[str, str]
+async def _serve(
+    server: PolicyServer,
+    listener: socket.socket,
+    args: argparse.Namespace,
+    served: LocalPolicy,
+    names: Mapping[str, str],
 ) -> None:
-    """Serve until the process is asked to end."""
     for number_of_signal in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number_of_signal, server.stop)
-    scheme = "ws" if args.tls_cert is None else "wss"
+    listener.listen()
+    host, port = f"[{args.host}]" if ":" in args.host else args.host, listener.getsockname()[1]
+    how = served.policy.action_selection_text(deterministic=not args.stochastic)
+    print(
+        f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
+        f"ws://{host}:{port}, expecting {served.declaration.text(names)}; "
+        f"conventions: {served.declaration.conventions_text()}",
+        flush=True,
+    )
+    await server.run(listener)
 
-    def announce() -> None:
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        how = served.policy.action_selection_text(deterministic=not args.stochastic)
-        print(
-            f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
-            f"{scheme}://{host}:{server.port}, expecting {served.declaration.text(names)}; "
-            f"conventions: {served.declaration.conventions_text()}",
-            flush=True,
-        )
 
-    await server.run(on_ready=announce)
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address, before a policy is loaded; raises `BadValue`."""
+    if port > 65_535:
+        raise BadValue(f"--port must be in 0 .. 65535, got {port}")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise BadValue(
+            f"cannot listen on {host}:{port}: {os_reason(error)}; choose another --port or --host"
+        ) from error
+    return listener
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
-    """Return the settings in the flags; raises `BadValue` for what cannot be, and warns of an open door."""
-    from zoo.serving.access import check_address, is_loopback, read_token, server_tls
-    from zoo.serving.server import ServerSettings
+    """Return the settings in the flags, and warn of a server that strangers may reach; raises `BadValue`."""
+    from zoo.serving.server import ServerSettings, read_token
 
-    if args.port > 65_535:
-        raise BadValue(f"--port must be in 0 .. 65535, got {args.port}")
     token = None if args.token_file is None else read_token(Path(args.token_file))
-    tls = server_tls(args.tls_cert, args.tls_key)
-    check_address(args.host, args.port)
-    if not is_loopback(args.host):
+    if args.host not in ("127.0.0.1", "::1", "localhost"):
         if token is None:
             LOGGER.warning("whoever reaches %s may use this server; --token-file FILE asks for a token", args.host)
-        elif tls is None:
-            LOGGER.warning("the token crosses the network unencrypted; add --tls-cert and --tls-key, or a proxy")
+        else:
+            LOGGER.warning("the token crosses the network unencrypted; put a proxy with TLS in front of this server")
     return ServerSettings(
-        host=args.host,
-        port=args.port,
         token=token,
-        tls=tls,
         window=args.window / 1000.0,
         max_batch=args.max_batch,
         max_clients=args.max_clients,
@@ -153,22 +156,17 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     )
 
 
-def wire_names(args: argparse.Namespace) -> dict[str, str]:
-    """Return the clients' words for our observation keys; raises `BadValue` or `UnknownName`."""
-    from vla_gym.errors import check_known
-    from zoo.serving.address import PROTOCOLS
+def wire_names(pairs: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
+    """Return the clients' words for our observation keys, `usual` or as --names says; raises `BadValue`."""
     from zoo.serving.protocols import renamed
 
-    check_known("protocol", args.protocol, PROTOCOLS)
     own: dict[str, str] = {}
-    for pair in args.names:
-        key, equals, name = pair.partition("=")
-        if not equals or not name:
+    for pair in pairs:
+        key, _, name = pair.partition("=")
+        if not name:
             raise BadValue(f"--names wants KEY=NAME, got '{pair}'. Example: --names image=base_camera")
-        if key in own:
-            raise BadValue(f"--names {key} is given twice, as '{own[key]}' and '{name}'; leave one out")
         own[key] = name
-    return renamed(PROTOCOLS[args.protocol][0].NAMES, own)
+    return renamed(usual, own)
 
 
 if __name__ == "__main__":

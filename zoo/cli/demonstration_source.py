@@ -174,7 +174,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             seed=args.seed,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            values=plan.server is None or plan.server.tells_values,
+            values=plan.server is None,
         )
         policy, envs = open_rollout(plan, every_step=True)
         return envs, lambda tries, first, _: roll_out(envs, policy, tries[: plan.num_envs], first, rules)

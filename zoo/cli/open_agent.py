@@ -21,7 +21,7 @@ from zoo.distributed.process_group import use_device
 from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, evaluate
 
 if TYPE_CHECKING:
-    from zoo.serving.remote_policy import RemotePolicy
+    from zoo.serving.client import RemotePolicy
 
 
 def open_rollout(
@@ -38,7 +38,7 @@ def open_rollout(
     device = use_device(plan.device)
     options = {**plan.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
     if plan.server is not None:
-        from zoo.serving.remote_policy import RemotePolicy
+        from zoo.serving.client import RemotePolicy
 
         envs = vla_gym.make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **options)
         return RemotePolicy(plan.server.address, plan.server.declaration), envs

@@ -13,7 +13,7 @@ from zoo.cli.policy_choice import PolicyChoice
 from zoo.evaluation.protocol import EvaluationProtocol
 
 if TYPE_CHECKING:
-    from zoo.serving.address import ServerAddress
+    from zoo.serving.client import ServerAddress
     from zoo.serving.declaration import Declaration
 
 _SERVER_FLAGS = ("token_file", "server_conf")
@@ -31,13 +31,13 @@ class Served:
     declaration: Declaration
 
     @property
-    def tells_values(self) -> bool:
-        """Whether the server's answers hold log-probabilities and values, as those of our own servers do."""
+    def is_ours(self) -> bool:
+        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
         return self.address.conf.policy is None
 
     def check_acting(self, protocol: EvaluationProtocol) -> None:
         """Raise `BadValue` where the served policy does not act by the protocol."""
-        if not self.tells_values and protocol.sample == self.declaration.deterministic:
+        if not self.is_ours and protocol.sample == self.declaration.deterministic:
             kind = "deterministic" if self.declaration.deterministic else "sampled"
             flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
             raise BadValue(f"--server-conf says that {self.address.url} selects {kind} actions; {flag}")
@@ -76,8 +76,7 @@ def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> S
     from zoo.serving.wire import require_wire_packages
 
     require_wire_packages()
-    from zoo.serving.address import server_address
-    from zoo.serving.client import read_declaration
+    from zoo.serving.client import read_declaration, server_address
 
     if policy_kwargs:
         raise BadValue(

@@ -19,7 +19,7 @@ from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import is_remote
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.shipped_agents import local_or_shipped
-from zoo.serving.service_plan import ServicePlan
+from zoo.serving.declaration import ServicePlan
 
 
 def plan_service(args: argparse.Namespace) -> ServicePlan:

@@ -53,7 +53,7 @@ class RolloutRules:
     gae_lambda: float
     """Lambda of generalised advantage estimation, over decisions."""
     values: bool = True
-    """Whether log-probabilities, values and advantages are recorded; a policy that others serve may not tell them."""
+    """Whether log-probabilities, values and advantages are recorded; servers do not send them."""
 
 
 def roll_out(

@@ -1,33 +1,107 @@
-"""One connection to a policy server, opened again where it breaks."""
+"""A policy that others serve: its address, connections that are opened again where they break, and its methods.
+
+`RemotePolicy` has the methods of `VLAPolicy` that evaluating, recording and collecting call.
+"""
 
 from __future__ import annotations
 
 import logging
-import ssl
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import numpy as np
+import torch
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from vla_gym.errors import BadValue, MissingDependency, ServerFailed
-from zoo.serving.access import is_loopback
-from zoo.serving.address import ServerAddress
+from vla_gym.errors import BadValue, ServerFailed
+from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoise
+from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.conventions import Conventions
+from vla_policies.types import ActionSample
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.protocols import ClientSession
-from zoo.serving.vla_eval import action_spec
+from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
+from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
+from zoo.serving.server import read_token
+from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession, action_spec
+from zoo.yaml_text import read_yaml
 
 LOGGER = logging.getLogger(__name__)
+SESSIONS: dict[str, tuple[type[ClientSession], Mapping[str, str]]] = {
+    "openpi": (OpenpiClientSession, OpenpiServerSession.NAMES),
+    "vla-eval": (VlaEvalClientSession, VlaEvalServerSession.NAMES),
+}
+"""Protocol -> the client's side of a connection, and the protocol's words for our observation keys."""
 GREETING_SECONDS = 10.0
 """How long a server may take to open a connection and greet."""
 LARGEST_ANSWER = 2**24
 """Most bytes of a server's message."""
-_FINAL = {1003: "does not read such messages", 1008: "refuses this client", 1009: "takes smaller messages only"}
-"""Closing codes after which the same request would end the same way."""
 _BROKEN = (ConnectionClosed, TimeoutError, OSError, InvalidHandshake)
+_FINAL = (1003, 1008, 1009)
+"""Closing codes (unsupported data, policy violation, too big) after which the same request would end the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConf:
+    """The content of `--server-conf FILE`."""
+
+    protocol: Literal["openpi", "vla-eval"] = "openpi"
+    """Protocol of the server."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Our observation keys -> the server's words, where those are not the protocol's usual ones."""
+    timeout: float = 60.0
+    """Longest wait for an answer, seconds."""
+    attempts: int = 6
+    """How often a request is sent before the command gives up; the waits between double from 0.5 s."""
+    policy: Mapping[str, Any] | None = None
+    """Declaration of the policy (fields of `Declaration`), of a server that sends none."""
+
+    def __post_init__(self) -> None:
+        if self.timeout <= 0 or self.attempts < 1:
+            raise BadValue(f"timeout must be > 0 and attempts >= 1, got {self.timeout} and {self.attempts}")
+        renamed(SESSIONS[self.protocol][1], self.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddress:
+    """A policy server and how to speak with it."""
+
+    url: str
+    """`ws://host:port` or `wss://host:port`."""
+    conf: ServerConf = field(default_factory=ServerConf)
+    """The user's statements about it."""
+    token: str | None = field(default=None, repr=False)
+    """Token that it asks its clients for."""
+
+    def session(self) -> ClientSession:
+        """Return a client's side of a new connection."""
+        session, names = SESSIONS[self.conf.protocol]
+        return session(renamed(names, self.conf.names))
+
+
+def server_address(url: str, *, conf_file: str | None = None, token_file: str | None = None) -> ServerAddress:
+    """Return the address of `--policy url`; raises `BadValue` for what is none."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise BadValue(f"--policy {url}: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        raise BadValue("--policy: a token in the address would be printed with it; give it with --token-file FILE")
+    if not host or parts.fragment or parts.query:
+        raise BadValue(f"--policy {url}: the address of a policy server is ws://HOST:PORT or wss://HOST:PORT")
+    conf = {} if conf_file is None else read_yaml(Path(conf_file)) or {}
+    return ServerAddress(
+        url=url,
+        conf=from_json(ServerConf, conf, f"--server-conf {conf_file}"),
+        token=None if token_file is None else read_token(Path(token_file)),
+    )
 
 
 class PolicyConnection:
@@ -36,33 +110,26 @@ class PolicyConnection:
     def __init__(self, address: ServerAddress, expected: Declaration | None = None) -> None:
         """`expected` is the declaration that a server must (still) give."""
         self._address, self._expected = address, expected
+        self._session = address.session()
         self._ws: ClientConnection | None = None
         self._closing = ExitStack()
-        self._session: ClientSession | None = None
-        self._ask: Callable[[ClientSession], list[bytes]] | None = None
-
-    @property
-    def session(self) -> ClientSession:
-        """The protocol's side of the present connection, which is opened if there is none."""
-        if self._session is None:
-            self._retry(self._open)
-        assert self._session is not None
-        return self._session
+        self._question: tuple[Mapping[str, Any], NoiseKey, bool] | None = None
 
     def greeting(self) -> Mapping[str, Any]:
         """Open a connection and return the server's metadata."""
-        return self._retry(self._open)
+        metadata: Mapping[str, Any] = self._retry(self._open)
+        return metadata
 
-    def ask(self, build: Callable[[ClientSession], list[bytes]]) -> None:
-        """Send the messages that `build` makes, the last of which will be answered; `answer` returns that."""
-        self._ask = build
+    def ask(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> None:
+        """Send a request for a decision, whose actions `answer` returns; on a new connection the episode begins."""
+        self._question = obs, noise, deterministic
         try:
             self._send()
         except _BROKEN as error:
             self._drop(error)
 
-    def answer(self) -> Mapping[str, Any]:
-        """Return the answer to `ask`; raises `ServerFailed` once all attempts have failed."""
+    def answer(self) -> Any:
+        """Return the actions that answer `ask`; raises `ServerFailed` once all attempts have failed."""
         return self._retry(self._receive)
 
     def close(self) -> None:
@@ -70,104 +137,81 @@ class PolicyConnection:
         self._ws = None
         self._closing.close()
 
-    # Inside -------------------------------------------------------------------------------------------
-
-    def _retry(self, attempt: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        conf, wait = self._address.conf, 0.5
-        for number in range(1, conf.attempts + 1):
+    def _retry(self, attempt: Callable[[], Any]) -> Any:
+        url, attempts = self._address.url, self._address.conf.attempts
+        for number in range(attempts):
             try:
                 return attempt()
             except _BROKEN as error:
-                self._drop(error)
-                reason = self._reason(error)
-                if number == conf.attempts:
-                    tries = f" ({number} attempts)" if number > 1 else ""
-                    raise ServerFailed(f"policy server {self._address.url} {reason}{tries}") from error
-                LOGGER.warning("policy server %s %s; trying again in %g s", self._address.url, reason, wait)
-                time.sleep(wait)
-                wait *= 2
+                reason = self._drop(error)
+                if number == attempts - 1:
+                    raise ServerFailed(f"policy server {url} {reason} ({attempts} attempts)") from error
+                LOGGER.warning("policy server %s %s; trying again in %g s", url, reason, 0.5 * 2**number)
+                time.sleep(0.5 * 2**number)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _open(self) -> Mapping[str, Any]:
         self.close()
-        address = self._address
-        session = address.session()
-        self._ws, self._session = self._closing.enter_context(_connected(address)), session
-        hello = session.hello()
-        if hello is not None:
+        token = self._address.token
+        self._session = self._address.session()
+        connecting = connect(
+            self._address.url,
+            compression=None,
+            max_size=LARGEST_ANSWER,
+            additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            open_timeout=GREETING_SECONDS,
+            close_timeout=2,
+            ping_interval=None,  # a busy server is not a broken one: answers have their own time limit
+            proxy=None,
+        )
+        self._ws = self._closing.enter_context(connecting)
+        if hello := self._session.hello():
             self._ws.send(hello)
-        metadata = session.read_greeting(self._ws.recv(timeout=GREETING_SECONDS))
+        metadata = self._session.read_greeting(self._ws.recv(timeout=GREETING_SECONDS))
         if self._expected is not None and _declared(metadata, self._address) != self._expected:
-            raise ServerFailed(f"policy server {address.url} now serves another policy than at the start")
+            raise ServerFailed(f"policy server {self._address.url} now serves another policy than at the start")
         return metadata
 
-    def _send(self) -> None:
-        assert self._ask is not None
+    def _send(self) -> ClientConnection:
+        assert self._question is not None
+        obs, noise, deterministic = self._question
+        begins = self._ws is None or _decision(noise) == 0
         if self._ws is None:
             self._open()
         assert self._ws is not None
-        assert self._session is not None
-        for message in self._ask(self._session):
+        for message in self._session.episode(obs["instruction"]) if begins else []:
             self._ws.send(message)
+        self._ws.send(self._session.observation(obs, noise, deterministic=deterministic))
+        return self._ws
 
-    def _receive(self) -> Mapping[str, Any]:
-        if self._ws is None:
-            self._send()
-        assert self._ws is not None
-        assert self._session is not None
-        return self._session.read_answer(self._ws.recv(timeout=self._address.conf.timeout))
+    def _receive(self) -> Any:
+        ws = self._ws or self._send()
+        return self._session.read_answer(ws.recv(timeout=self._address.conf.timeout))
 
-    def _drop(self, error: BaseException) -> None:
-        """Forget a connection that broke; raises `ServerFailed` where trying again would change nothing."""
+    def _drop(self, error: Exception) -> str:
+        """Close a connection that broke and return why; raises `ServerFailed` where another attempt is in vain."""
         self.close()
-        url = self._address.url
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
-            if status == 401:
-                raise ServerFailed(f"policy server {url} refuses the token; give its own with --token-file FILE")
             if status != 503:
-                raise ServerFailed(f"policy server {url} answers with HTTP status {status}; is it one?")
-        elif isinstance(error, ssl.SSLError):
-            raise ServerFailed(f"policy server {url}: {error.reason or error}; see ca_file of --server-conf")
-        elif isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code in _FINAL:
-            why = error.rcvd.reason or f"code {error.rcvd.code}"
-            raise ServerFailed(f"policy server {url} {_FINAL[error.rcvd.code]} ({why})")
-
-    def _reason(self, error: Exception) -> str:
-        if isinstance(error, InvalidStatus):
-            return f"takes no more clients (HTTP status {error.response.status_code})"
+                raise ServerFailed(
+                    f"policy server {self._address.url} answers with HTTP status {status}"
+                    + (": it refuses the token; give its own with --token-file FILE" if status == 401 else "")
+                )
+            return f"accepts no more clients (HTTP status {status})"
         if isinstance(error, ConnectionClosed):
+            if error.rcvd is not None and error.rcvd.code in _FINAL:
+                raise ServerFailed(f"policy server {self._address.url} refuses the message: {error}")
             return f"closed the connection ({error})"
         if isinstance(error, TimeoutError):
             return f"did not answer in time; does it speak {self._address.conf.protocol}?"
-        if isinstance(error, OSError):
-            return f"cannot be reached: {error.strerror or error}"
-        return f"does not speak WebSocket: {error}"
-
-
-def _connected(address: ServerAddress) -> ClientConnection:
-    try:
-        return connect(
-            address.url,
-            compression=None,
-            max_size=LARGEST_ANSWER,
-            additional_headers={} if address.token is None else {"Authorization": f"Bearer {address.token}"},
-            open_timeout=GREETING_SECONDS,
-            close_timeout=2,
-            # Neither end may call a busy one dead: answers have their own time limit.
-            ping_interval=None,
-            ssl=_trust(address) if address.url.startswith("wss") else None,
-            # The system's, but not for this machine.
-            proxy=None if is_loopback(urlsplit(address.url).hostname or "") else True,
-        )
-    except ImportError as error:
-        raise MissingDependency(f"{address.url}: {error}. Install with: pip install python-socks") from error
+        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
 
 
 def read_declaration(address: ServerAddress) -> Declaration:
-    """Ask a server what it serves; a server that does not say needs `policy` in `--server-conf`.
+    """Ask a server for its policy's declaration; a server that sends none needs `policy` in `--server-conf`.
 
-    Raises `BadValue` where neither says, or both do and differ, and `ServerFailed` where it cannot be reached.
+    Raises `BadValue` where neither declares, or both do, and `ServerFailed` where it cannot be reached.
     """
     connection = PolicyConnection(address)
     try:
@@ -179,40 +223,127 @@ def read_declaration(address: ServerAddress) -> Declaration:
 
 
 def _declared(metadata: Mapping[str, Any], address: ServerAddress) -> Declaration:
-    stated = address.declared()
-    if METADATA_KEY not in metadata:
-        if stated is None:
-            raise BadValue(
-                f"the policy server {address.url} does not declare what it reads and writes; state it in "
-                "--server-conf FILE, see docs/serving.md"
-            )
-        _check_specs(metadata, stated, address)
-        return stated
-    told = metadata[METADATA_KEY]
-    declaration = Declaration.from_json(told if isinstance(told, dict) else {}, f"declaration of {address.url}")
-    if stated is not None:
-        raise BadValue(f"{address.url} declares its policy itself; leave policy out of --server-conf")
+    stated = address.conf.policy
+    if METADATA_KEY in metadata:
+        if stated is not None:
+            raise BadValue(f"{address.url} declares its policy itself; leave policy out of --server-conf")
+        return Declaration.from_json(metadata[METADATA_KEY], f"declaration of {address.url}")
+    if stated is None:
+        raise BadValue(
+            f"the policy server {address.url} does not declare its observations and actions; state them in "
+            "--server-conf FILE, see docs/serving.md"
+        )
+    declaration = Declaration.from_json({"policy": address.url, **stated}, "policy of --server-conf")
+    _check_specs(metadata, declaration, address)
     return declaration
 
 
 def _check_specs(metadata: Mapping[str, Any], stated: Declaration, address: ServerAddress) -> None:
-    """Raise `BadValue` where vla-eval's specs in a HELLO contradict what the user states."""
+    """Raise `BadValue` where vla-eval's specs in a HELLO contradict the user's statement."""
     told = metadata.get("action_spec")
-    if not isinstance(told, dict):
-        return
     for part, ours in action_spec(stated).items():
-        theirs = told.get(part)
-        if isinstance(theirs, dict) and "raw" not in (ours["format"], theirs.get("format")):
-            for name in ("format", "dims"):
-                if theirs.get(name) != ours[name]:
-                    raise BadValue(
-                        f"{address.url} says that {part} of its actions has {name} {theirs.get(name)!r}, "
-                        f"--server-conf says {ours[name]!r}"
-                    )
+        theirs = told.get(part) if isinstance(told, dict) else None
+        if not isinstance(theirs, dict) or "raw" in (ours["format"], theirs.get("format")):
+            continue
+        for name in ("format", "dims"):
+            if theirs.get(name) != ours[name]:
+                raise BadValue(
+                    f"{address.url} says that {part} of its actions has {name} {theirs.get(name)!r}, "
+                    f"--server-conf says {ours[name]!r}"
+                )
 
 
-def _trust(address: ServerAddress) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=address.conf.ca_file)
-    except OSError as error:
-        raise BadValue(f"ca_file {address.conf.ca_file}: {error.strerror or error}") from error
+class RemotePolicy:
+    """One connection for each episode under way, all asked at once, so that the server can share batches among them.
+
+    Deterministic actions and samples are those of the policy loaded here, since the noise is named to the server; a
+    server that is not ours selects its actions as it likes.
+    """
+
+    def __init__(self, address: ServerAddress, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.conventions = Conventions(
+            cameras=declaration.cameras,
+            image_size=declaration.image_size,
+            state_dim=declaration.state_dim,
+            chunk=declaration.chunk,
+            action_dim=declaration.action_dim,
+            action_spec=declaration.action_spec,
+        )
+        self._address = address
+        self._connections: list[PolicyConnection] = []
+        self._place: dict[NoiseKey, int] = {}
+        """Episode -> its connection."""
+        self.close = weakref.finalize(self, _close_all, self._connections)
+        """Close all connections."""
+
+    def action_selection_text(self, *, deterministic: bool) -> str:
+        """As `VLAPolicy.action_selection_text`."""
+        kind = "deterministic" if deterministic else "sampled"
+        return self.declaration.selection.get(kind, f"{kind} actions, as {self._address.url} selects them")
+
+    def predict(
+        self,
+        observation: Mapping[str, Any],
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """Action chunks `[B, K, A]`, each as of an episode's first decision; see `predict_with_noise`."""
+        slot_B = np.arange(len(observation["instruction"]))
+        return self.predict_with_noise(observation, SlotNoise(0, (0, 0), slot_B), deterministic=deterministic), state
+
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
+        """As `VLAPolicy.act`; zeros stand for the values and log-probabilities, which servers do not send."""
+        action_BKA = torch.from_numpy(self.predict_with_noise(obs, noise, deterministic=deterministic))
+        return ActionSample(
+            action_BKA=action_BKA, logprob_BKA=torch.zeros_like(action_BKA), value_B=torch.zeros(len(action_BKA))
+        )
+
+    def predict_with_noise(
+        self, observation: Mapping[str, Any], noise: Noise, *, deterministic: bool = False
+    ) -> np.ndarray:
+        """As `VLAPolicy.predict_with_noise`, of an `EpisodeNoise` or `SlotNoise`; raises `ServerFailed`."""
+        keys = _noise_keys(noise)
+        connections = self._connections_of([_episode(key) for key in keys])
+        for row, (key, connection) in enumerate(zip(keys, connections, strict=True)):
+            arrays = {name: np.ascontiguousarray(observation[name][row]) for name in self.declaration.fields()}
+            obs = {**arrays, "instruction": str(observation["instruction"][row])}
+            connection.ask(obs, key, deterministic=deterministic)
+        return np.stack([check_chunk(connection.answer(), self.declaration) for connection in connections])
+
+    def _connections_of(self, episodes: Sequence[NoiseKey]) -> list[PolicyConnection]:
+        """Return each episode's connection, the one it had; a new episode takes that of one that is over."""
+        if len(set(episodes)) != len(episodes):
+            raise ValueError("two rows of a batch are of one episode")
+        self._place = {episode: place for episode, place in self._place.items() if episode in episodes}
+        free = iter(sorted(set(range(len(episodes) + len(self._connections))) - set(self._place.values())))
+        for episode in episodes:
+            if episode not in self._place:
+                self._place[episode] = next(free)
+        while len(self._connections) <= max(self._place.values()):
+            self._connections.append(PolicyConnection(self._address, self.declaration))
+        return [self._connections[self._place[episode]] for episode in episodes]
+
+
+def _noise_keys(noise: Noise) -> list[NoiseKey]:
+    if isinstance(noise, EpisodeNoise):
+        return [(noise.seed, *decision) for decision in noise.decisions]
+    if not isinstance(noise, SlotNoise):
+        raise ValueError("a remote policy's noise must be one that can be named: EpisodeNoise or SlotNoise")
+    return [(noise.seed, *noise.decision, slot) for slot in noise.slot_N.tolist()]
+
+
+def _episode(key: NoiseKey) -> NoiseKey:
+    """Return what tells the episode of a decision from those beside it: (task, trial, round), or (slot,)."""
+    return key[1:4] if len(key) == 5 else key[3:]
+
+
+def _decision(key: NoiseKey) -> int:
+    """Return the number of a decision in its episode, or in its rollout."""
+    return key[4] if len(key) == 5 else key[2]
+
+
+def _close_all(connections: Sequence[PolicyConnection]) -> None:
+    for connection in connections:
+        connection.close()

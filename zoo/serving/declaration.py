@@ -1,4 +1,4 @@
-"""The declaration of a served policy: what it reads and writes, told to every client and checked by both ends."""
+"""The declaration of a served policy: its observations and actions, sent to every client and checked by both ends."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_lengths
 
 METADATA_KEY = "vla_zoo"
-"""Where a server's greeting holds the declaration, and a request what only our own clients say."""
-FORMAT = 1
+"""Key of the declaration in a server's greeting, and of our own clients' additions to a request."""
 LARGEST_STATE = 1e6
 """Largest number of a state: metres and radians are far below it, and networks overflow far above it."""
 LEAST_MESSAGE = 4 * 2**20
-"""Bytes that a message may have whatever the policy reads: a picture of the wrong size is answered in words."""
+"""Bytes that any message may have, so that an image of the wrong size is answered with its reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What one served policy reads and writes. Pictures are square, uint8 `[H, W, 3]`, one for each camera."""
+    """Observations and actions of one served policy. Images are square, uint8 `[H, W, 3]`, one for each camera."""
 
-    format: int = FORMAT
-    """Version of this record."""
     policy: str
     """Name of the policy, for reports."""
     family: str = ""
@@ -38,11 +35,11 @@ class Declaration:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `make_vec` that give the observations it was trained on."""
     cameras: tuple[str, ...]
-    """Observation keys of its pictures, in order."""
+    """Observation keys of its images, in order."""
     image_size: int
-    """Side of the pictures, pixels."""
+    """Side of the images, pixels."""
     any_image_size: bool = False
-    """Whether pictures of another size are taken and resized by the policy's own processor."""
+    """Whether images of another size are accepted and resized by the policy's own processor."""
     state_dim: int
     """S, length of the proprioceptive vector; 0 = none is read."""
     state: str = ""
@@ -54,9 +51,7 @@ class Declaration:
     action_dim: int
     """A, numbers per action, in [-1, 1]."""
     action_spec: ActionSpec | None = None
-    """Rotation, gripper, frame, units and the side the picture is seen from; None where that is not known."""
-    action: str = ""
-    """The action in words; "" where it is not known."""
+    """Rotation, gripper, frame, units and image orientation; None where that is not known."""
     control_hz: float | None = None
     """Actions per second of the simulator it was trained in."""
     deterministic: bool = True
@@ -81,10 +76,8 @@ class Declaration:
             raise BadValue(f"horizon must be at least the chunk of {self.chunk}, got {self.horizon}")
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], where: str) -> Declaration:
-        """Build a declaration from what a server or a file says; raises `BadValue` naming what does not fit."""
-        if values.get("format", FORMAT) != FORMAT:
-            raise BadValue(f"{where} has format {values['format']}, this version reads {FORMAT}")
+    def from_json(cls, values: Any, where: str) -> Declaration:
+        """Build a declaration from a server's or a file's; raises `BadValue` naming what does not fit."""
         return from_json(cls, values, where)
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +106,7 @@ class Declaration:
         return f"{{{', '.join(parts)}}} -> 'actions': float32 [{self.chunk}, {self.action_dim}] in [-1, 1]"
 
     def conventions_text(self) -> str:
-        """Return rotation, gripper, frame, units, picture and state layout in one line, as far as they are known."""
+        """Return rotation, gripper, frame, units, image and state layout in one line, as far as they are known."""
         spec = {} if self.action_spec is None else to_json(self.action_spec)
         said = [f"{name} {value}" for name, value in spec.items()]
         said += [f"state: {self.state}"] if self.state_dim and self.state else []
@@ -125,51 +118,43 @@ class Declaration:
         return {**wanted, **self.env_options}
 
     def message_bytes(self) -> int:
-        """Return the most bytes that a client's message may have: `LEAST_MESSAGE`, or twice its arrays and room for
-        the rest where that is more."""
+        """Return the most bytes of a client's message: `LEAST_MESSAGE`, or twice an observation where that is more."""
         side = LARGEST_IMAGE if self.any_image_size else self.image_size
         return max(LEAST_MESSAGE, 2 * len(self.cameras) * side * side * 3 + 8 * self.state_dim + 65_536)
-
-    # Checks -------------------------------------------------------------------------------------------
 
     def check_observation(self, values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         """Return one observation under our keys, checked; `names` are the wire's words, used in messages.
 
-        Raises `BadValue` for a key that is missing, a wrong shape or dtype, numbers that are not finite, and an
-        instruction that is empty or too long. Keys that the policy does not read are left out.
+        Raises `BadValue` for a missing key, a wrong shape or dtype, numbers that are not finite, and an instruction
+        that is empty or too long. Other keys are left out.
         """
         checked: dict[str, Any] = {}
         for key, (shape, dtype) in self.fields().items():
             value = values.get(key)
             if not isinstance(value, np.ndarray):
                 raise BadValue(f"the observation lacks the array {names[key]!r}; expected {self.text(names)}")
-            checked[key] = self._array(value, shape, dtype, names[key])
+            check = self._image if dtype == "uint8" else self._state
+            checked[key] = check(value, shape, names[key])
         instruction = values.get("instruction")
         if not isinstance(instruction, str):
             raise BadValue(f"the observation lacks the text {names['instruction']!r}; expected {self.text(names)}")
         check_instruction(instruction)
         return {**checked, "instruction": instruction}
 
-    def _array(self, value: np.ndarray, shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
-        picture = dtype == "uint8"
-        right = value.shape == shape
-        if picture and self.any_image_size and value.ndim == 3:
-            high, wide, channels = value.shape
-            right = channels == 3 and high == wide and SMALLEST_IMAGE <= high <= LARGEST_IMAGE
-        if not right:
-            wanted = "a square picture [H, H, 3]" if picture and self.any_image_size else f"{list(shape)}"
-            raise BadValue(f"{name!r} must be {wanted}, got {list(value.shape)}")
-        if picture and value.dtype != np.uint8:
-            raise BadValue(f"{name!r} must be uint8, 0 .. 255, got {value.dtype}")
-        if not picture:
-            if value.dtype.kind != "f":
-                raise BadValue(f"{name!r} must be floating point numbers, got {value.dtype}")
-            if not np.isfinite(value).all():
-                raise BadValue(f"{name!r} holds numbers that are not finite")
-            if (np.abs(value) > LARGEST_STATE).any():
-                raise BadValue(f"{name!r} holds numbers beyond {LARGEST_STATE:g}")
-            value = value.astype(np.float32)
+    def _image(self, value: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+        if self.any_image_size and value.ndim and SMALLEST_IMAGE <= len(value) <= LARGEST_IMAGE:
+            shape = (len(value), len(value), 3)
+        if value.shape != shape or value.dtype != np.uint8:
+            wanted = "a square image [H, H, 3]" if self.any_image_size else f"{list(shape)}"
+            raise BadValue(f"{name!r} must be {wanted}, uint8, got {list(value.shape)}, {value.dtype}")
         return value
+
+    def _state(self, value: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+        if value.shape != shape or value.dtype.kind != "f":
+            raise BadValue(f"{name!r} must be {list(shape)}, floating point, got {list(value.shape)}, {value.dtype}")
+        if not (np.abs(value) <= LARGEST_STATE).all():
+            raise BadValue(f"{name!r} holds numbers beyond {LARGEST_STATE:g}, or that are not finite")
+        return value.astype(np.float32)
 
     def check_environment(self, benchmark: Benchmark, options: Mapping[str, Any]) -> None:
         """Raise `BadValue` where an environment, made with `options`, is not one that this policy can act in."""
@@ -191,3 +176,23 @@ class Declaration:
         for name, wanted in (("image_size", self.image_size), ("chunk", self.chunk)):
             if options.get(name) != wanted and not (name == "image_size" and self.any_image_size):
                 raise BadValue(f"the served policy wants {name} {wanted}, the environment has {options.get(name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServicePlan:
+    """A policy to serve; nothing heavy has been loaded for it."""
+
+    name: str
+    """As the user named it, for reports."""
+    policy: str
+    """Checkpoint folder, Hub id or family name."""
+    family: str
+    """Its family."""
+    env: str | None
+    """Environment id it was trained in, or is to act in; None where that is not known."""
+    env_options: Mapping[str, Any]
+    """Keyword arguments of `make_vec` that give its observations."""
+    suite: str | None = None
+    """Suite of the environment's tasks, where it is one."""
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""

@@ -18,9 +18,8 @@ from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, Noise, Row
 from vla_policies.policy import VLAPolicy
 from zoo.config.run_config import benchmark_options
 from zoo.runs.evaluations import weights_sha256
-from zoo.serving.declaration import Declaration
-from zoo.serving.requests import Decision, NoiseKey, Request
-from zoo.serving.service_plan import ServicePlan
+from zoo.serving.declaration import Declaration, ServicePlan
+from zoo.serving.protocols import Decision, NoiseKey, Request
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,8 @@ class LocalPolicy:
         obs: dict[str, Any] = {key: np.stack([request.observation[key] for request in batch]) for key in arrays}
         obs["instruction"] = tuple(request.observation["instruction"] for request in batch)
         noise = RowNoise([_noise(request.noise) for request in batch])
-        sample = self.policy.act(obs, batch[0].deterministic, noise)
-        action_BKA, logprob_BKA = sample.action_BKA.float().cpu().numpy(), sample.logprob_BKA.float().cpu().numpy()
-        value_B = sample.value_B.float().cpu().tolist()
-        return [
-            Decision(action_KA=action_BKA[row], logprob_KA=logprob_BKA[row], value=value_B[row])
-            for row in range(len(batch))
-        ]
+        action_BKA = self.policy.act(obs, batch[0].deterministic, noise).action_BKA.float().cpu().numpy()
+        return [Decision(action_KA=action_KA) for action_KA in action_BKA]
 
 
 def open_policy(
@@ -88,7 +82,6 @@ def open_policy(
         chunk=conventions.chunk,
         action_dim=conventions.action_dim,
         action_spec=conventions.action_spec or (None if benchmark is None else benchmark.action_spec),
-        action="" if benchmark is None else str(benchmark.protocol.get("action", "")),
         control_hz=None if benchmark is None else benchmark.control_hz,
         deterministic=deterministic,
         selection={
@@ -105,7 +98,7 @@ def _image_size(benchmark: Benchmark, options: Mapping[str, Any]) -> int:
 
 
 def _spaces(benchmark: Benchmark, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `VLAPolicy.from_pretrained` is told of an environment, without starting it."""
+    """Return the environment's part of `VLAPolicy.from_pretrained`'s arguments, without starting it."""
     layout = ObservationLayout(
         cameras=benchmark.cameras if options.get("wrist_camera") else benchmark.cameras[:1],
         image_size=_image_size(benchmark, options),
@@ -119,11 +112,11 @@ def _spaces(benchmark: Benchmark, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _noise(key: NoiseKey) -> Noise:
-    """The random numbers that a key names, for one row."""
-    if len(key.numbers) == 4:
-        return EpisodeNoise(key.seed, [EpisodeDecision(*key.numbers)])
-    update, decision, slot = key.numbers
-    return SlotNoise(key.seed, (update, decision), np.array([slot]))
+    seed, *numbers = key
+    if len(numbers) == 4:
+        return EpisodeNoise(seed, [EpisodeDecision(*numbers)])
+    update, decision, slot = numbers
+    return SlotNoise(seed, (update, decision), np.array([slot]))
 
 
 def _alike(requests: Sequence[Request]) -> list[list[int]]:

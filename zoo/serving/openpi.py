@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY
-from zoo.serving.protocols import ClientSession, ServerSession, details_of
-from zoo.serving.requests import Decision, NoiseKey, Request, make_request
+from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
 from zoo.serving.wire import as_mapping, pack_openpi, unpack
 
 
@@ -26,23 +25,17 @@ class OpenpiServerSession(ServerSession):
         "state": "observation/state",
         "instruction": "prompt",
     }
-    _details = False
 
     def greeting(self) -> bytes | None:
-        stream = {"seed": self.stream.seed, "slot": self.stream.slot}
-        text = self.declaration.text(self.names)
-        return pack_openpi({METADATA_KEY: self.declaration.to_json(), "expects": text, "stream": stream})
+        expects = self.declaration.text(self.names)
+        return pack_openpi({METADATA_KEY: self.declaration.to_json(), "expects": expects, "stream": self.stream})
 
     def receive(self, data: bytes) -> Request | bytes | None:
         values = as_mapping(unpack(data), "an observation")
-        own = {key: values.get(name) for key, name in self.names.items()}
-        request = make_request(own, values.get(METADATA_KEY), self.declaration, self.names, self.stream)
-        self._details = request.details
-        return request
+        return self.request({key: values.get(name) for key, name in self.names.items()}, values.get(METADATA_KEY))
 
     def answer(self, decision: Decision) -> bytes:
-        reply = {"actions": decision.action_KA, "server_timing": {"infer_ms": 1000.0 * decision.seconds}}
-        return pack_openpi(reply | ({METADATA_KEY: decision.details()} if self._details else {}))
+        return pack_openpi({"actions": decision.action_KA, "server_timing": {"infer_ms": 1000.0 * decision.seconds}})
 
     def refusal(self, reason: str) -> bytes | str:
         return reason
@@ -55,7 +48,7 @@ class OpenpiClientSession(ClientSession):
         return None
 
     def read_greeting(self, data: bytes | str) -> Mapping[str, Any]:
-        metadata = _read(data, "greeting")
+        metadata = _read(data)
         self.server_is_ours = METADATA_KEY in metadata
         return metadata
 
@@ -65,18 +58,17 @@ class OpenpiClientSession(ClientSession):
     def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
         values = {self.names[key]: value for key, value in obs.items()}
         if self.server_is_ours:
-            values[METADATA_KEY] = {"noise": noise.to_list(), "deterministic": deterministic}
+            values[METADATA_KEY] = {"noise": list(noise), "deterministic": deterministic}
         return pack_openpi(values)
 
-    def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
-        answer = _read(data, "answer")
-        return {"actions": answer.get("actions"), **details_of(answer)}
+    def read_answer(self, data: bytes | str) -> Any:
+        return _read(data).get("actions")
 
 
-def _read(data: bytes | str, what: str) -> Mapping[str, Any]:
+def _read(data: bytes | str) -> Mapping[str, Any]:
     if isinstance(data, str):
         raise ServerFailed(f"the policy server refused: {' '.join(data.split())[-300:]}")
     try:
-        return as_mapping(unpack(data), f"the server's {what}")
+        return as_mapping(unpack(data), "a server's message")
     except BadValue as error:
-        raise ServerFailed(f"the policy server's {what} cannot be read: {error}") from error
+        raise ServerFailed(f"the policy server's answer cannot be read: {error}") from error

@@ -1,20 +1,50 @@
-"""The interfaces that both protocols implement: a server's side of one connection, and a client's."""
+"""The interfaces that both protocols implement, a server's side of one connection and a client's, and their records."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from vla_gym.errors import BadValue, ServerFailed, check_known
+from vla_gym.errors import BadValue, ServerFailed, check_integer, check_known
+from zoo.config.run_config import LARGEST_SEED
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.requests import Decision, NoiseKey, NoiseStream, Request
 from zoo.serving.wire import as_mapping
 
 OBSERVATION_KEYS = ("image", "wrist_image", "state", "instruction")
 """Our keys of an observation, which a protocol's `NAMES` translate."""
+NoiseKey = tuple[int, ...]
+"""Names the random numbers of one decision, so that a server draws those that its client would.
+
+(seed, update, decision, slot) is `SlotNoise`, (seed, task, trial, round, decision) `EpisodeNoise`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One observation to decide for."""
+
+    observation: Mapping[str, Any]
+    """Under our keys, checked: uint8 `[H, W, 3]` images, float32 `[S]` state, the instruction as text."""
+    noise: NoiseKey
+    """Random numbers of the decision, where it draws any."""
+    deterministic: bool
+    """Whether it is the policy's deterministic action."""
+    whole_chunk: bool = False
+    """Whether the client reads the chunk at once, where its protocol sends single actions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The answer to a request."""
+
+    action_KA: np.ndarray
+    """Actions in [-1, 1], float32."""
+    seconds: float = 0.0
+    """Seconds from the request's arrival to its decision."""
 
 
 class ServerSession(ABC):
@@ -23,8 +53,11 @@ class ServerSession(ABC):
     NAMES: ClassVar[Mapping[str, str]]
     """Our observation keys -> the protocol's words."""
 
-    def __init__(self, declaration: Declaration, names: Mapping[str, str], stream: NoiseStream) -> None:
-        self.declaration, self.names, self.stream = declaration, names, stream
+    def __init__(self, declaration: Declaration, names: Mapping[str, str], seed: int, slot: int) -> None:
+        """`seed` and `slot` name the connection's random numbers: `SlotNoise` of (0, number of the decision)."""
+        self.declaration, self.names = declaration, names
+        self.stream = {"seed": seed, "slot": slot}
+        self._decisions = 0
 
     @abstractmethod
     def greeting(self) -> bytes | None:
@@ -42,6 +75,22 @@ class ServerSession(ABC):
     def refusal(self, reason: str) -> bytes | str:
         """Return the message that tells a client in one line why it gets no answer."""
 
+    def request(self, values: Mapping[str, Any], extras: Any) -> Request:
+        """Check one observation (`values` under our keys) and what our own clients add to it under `METADATA_KEY`."""
+        observation = self.declaration.check_observation(values, self.names)
+        given = {} if extras is None else as_mapping(extras, METADATA_KEY)
+        for name in given:
+            check_known(f"entry of {METADATA_KEY}", name, ("noise", "deterministic", "chunk"))
+        deterministic, chunk = given.get("deterministic", self.declaration.deterministic), given.get("chunk", False)
+        if not isinstance(deterministic, bool) or not isinstance(chunk, bool):
+            raise BadValue("deterministic and chunk must be true or false")
+        if "noise" in given:
+            noise = _noise_key(given["noise"])
+        else:
+            noise = (self.stream["seed"], 0, self._decisions, self.stream["slot"])
+            self._decisions += 1
+        return Request(observation=observation, noise=noise, deterministic=deterministic, whole_chunk=chunk)
+
 
 class ClientSession(ABC):
     """A client's side of one connection."""
@@ -49,7 +98,7 @@ class ClientSession(ABC):
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
         self.server_is_ours = False
-        """Whether the server's greeting held a declaration, so that it reads what only our clients say."""
+        """Whether the server's greeting held a declaration, so that it reads our additions to a request."""
 
     @abstractmethod
     def hello(self) -> bytes | None:
@@ -68,44 +117,40 @@ class ClientSession(ABC):
         """Return the request for a decision; `obs` is one observation under our keys."""
 
     @abstractmethod
-    def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
-        """Return the answer: "actions", and of our servers "logprob" and "value". Raises `ServerFailed`."""
+    def read_answer(self, data: bytes | str) -> Any:
+        """Return the actions of an answer, unchecked. Raises `ServerFailed`."""
 
 
-def details_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what our servers add to an answer; raises `ServerFailed` for anything but a mapping."""
-    try:
-        return as_mapping(answer.get(METADATA_KEY, {}), f"'{METADATA_KEY}' of the server's answer")
-    except BadValue as error:
-        raise ServerFailed(str(error)) from error
+def _noise_key(values: Any) -> NoiseKey:
+    if not isinstance(values, list) or len(values) not in (4, 5):
+        raise BadValue(
+            f"noise must be [seed, update, decision, slot] or [seed, task, trial, round, decision], got {values!s:.60}"
+        )
+    seed = check_integer("seed of the noise", values[0], 0, LARGEST_SEED)
+    return (seed, *(check_integer("a number of the noise", value, 0, 2**31 - 1) for value in values[1:]))
 
 
 def renamed(names: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return a protocol's words with the user's `own` over them; raises `BadValue` where one would name two keys."""
     for key in own:
         check_known("observation key", key, OBSERVATION_KEYS)
-    words: dict[str, str] = {}
-    for key, name in {**names, **own}.items():
-        if name in words.values():
-            other = next(one for one, word in words.items() if word == name)
-            raise BadValue(f"'{name}' would be the name of {other} and of {key}; each has its own")
-        words[key] = name
+    words = {**names, **own}
+    for key, name in own.items():
+        if twins := [other for other, word in words.items() if word == name and other != key]:
+            raise BadValue(f"'{name}' would be the name of {key} and of {twins[0]}; each has its own")
     return words
 
 
-def check_chunk(answer: Mapping[str, Any], declaration: Declaration) -> np.ndarray:
-    """Return the answer's actions that are played, float32 `[K, A]`; raises `ServerFailed` for anything else.
+def check_chunk(actions: Any, declaration: Declaration) -> np.ndarray:
+    """Return the actions of an answer that are played, float32 `[K, A]`; raises `ServerFailed` for anything else.
 
     Single actions `[A]` are chunks of 1. Numbers beyond [-1, 1] are clipped, as controllers do.
     """
-    actions = answer.get("actions")
+    chunk = actions[None] if isinstance(actions, np.ndarray) and actions.ndim == 1 else actions
     wanted = (declaration.answer_length, declaration.action_dim)
-    if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
-        got = actions.dtype if isinstance(actions, np.ndarray) else type(actions).__name__
-        raise ServerFailed(f"'actions' of the server's answer must be floating point numbers {list(wanted)}, got {got}")
-    chunk = actions[None] if actions.ndim == 1 else actions
-    if chunk.shape != wanted:
-        raise ServerFailed(f"'actions' of the server's answer must be {list(wanted)}, got {list(actions.shape)}")
+    if not isinstance(chunk, np.ndarray) or chunk.dtype.kind != "f" or chunk.shape != wanted:
+        got = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, np.ndarray) else type(actions).__name__
+        raise ServerFailed(f"'actions' of the server's answer must be floating point {list(wanted)}, got {got}")
     if not np.isfinite(chunk).all():
         raise ServerFailed("'actions' of the server's answer hold numbers that are not finite")
     return np.clip(chunk[: declaration.chunk].astype(np.float32), -1.0, 1.0)

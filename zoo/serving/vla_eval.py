@@ -1,7 +1,7 @@
 """vla-eval's protocol: HELLO both ways, EPISODE_START, then an ACTION for every OBSERVATION, one per simulator step.
 
 As `vla-eval` 0.8.0 speaks it (connection.py, protocol/messages.py, model_servers/serve.py, specs.py): msgpack mappings
-with type, payload, seq and timestamp, arrays under text keys, pictures as PNG by default. Benchmarks play single
+with type, payload, seq and timestamp, arrays under text keys, images as PNG by default. Benchmarks play single
 actions, so the server keeps the chunk and the position in it; EPISODE_START drops the rest of a chunk.
 """
 
@@ -15,8 +15,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.protocols import ClientSession, ServerSession, details_of
-from zoo.serving.requests import Decision, NoiseKey, NoiseStream, Request, make_request
+from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
 from zoo.serving.wire import as_mapping, pack_vla_eval, unpack
 
 PROTOCOL_VERSION = 1
@@ -38,8 +37,8 @@ class VlaEvalServerSession(ServerSession):
         "instruction": "task_description",
     }
 
-    def __init__(self, declaration: Declaration, names: Mapping[str, str], stream: NoiseStream) -> None:
-        super().__init__(declaration, names, stream)
+    def __init__(self, declaration: Declaration, names: Mapping[str, str], seed: int, slot: int) -> None:
+        super().__init__(declaration, names, seed, slot)
         self._seq = 0
         self._chunk_KA: np.ndarray | None = None
         self._position = 0
@@ -54,8 +53,6 @@ class VlaEvalServerSession(ServerSession):
             return self._message("hello", self._hello())
         if kind in ("episode_start", "episode_end"):
             self._chunk_KA = None
-            if kind == "episode_start":
-                self.stream.begin_episode()
             return None
         if kind != "observation":
             raise BadValue(f"a message of type '{kind}' is not for a policy server")
@@ -64,7 +61,7 @@ class VlaEvalServerSession(ServerSession):
     def answer(self, decision: Decision) -> bytes:
         assert self._asked is not None
         if self._asked.whole_chunk:
-            return self._message("action", {"actions": decision.action_KA, METADATA_KEY: decision.details()})
+            return self._message("action", {"actions": decision.action_KA})
         self._chunk_KA, self._position = decision.action_KA, 0
         return self._next_action()
 
@@ -72,15 +69,15 @@ class VlaEvalServerSession(ServerSession):
         return self._message("error", {"error": reason})
 
     def _observation(self, payload: Mapping[str, Any]) -> Request | bytes:
-        pictures = as_mapping(payload.get("images", {}), "'images' of an observation")
-        places = {"image": pictures, "wrist_image": pictures}
+        images = as_mapping(payload.get("images", {}), "'images' of an observation")
+        places = {"image": images, "wrist_image": images}
         own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}
         if own["state"] is None and self.names["state"] == self.NAMES["state"]:
             own["state"] = payload.get(_OTHER_STATE)
         if self._chunk_KA is not None:
             self.declaration.check_observation(own, self.names)
             return self._next_action()
-        self._asked = make_request(own, payload.get(METADATA_KEY), self.declaration, self.names, self.stream)
+        self._asked = self.request(own, payload.get(METADATA_KEY))
         return self._asked
 
     def _next_action(self) -> bytes:
@@ -105,7 +102,7 @@ class VlaEvalServerSession(ServerSession):
             "action_spec": action_spec(self.declaration),
             "observation_spec": observation_spec(self.declaration, self.names),
             METADATA_KEY: self.declaration.to_json(),
-            "stream": {"seed": self.stream.seed, "slot": self.stream.slot},
+            "stream": self.stream,
         }
 
     def _message(self, kind: str, payload: Mapping[str, Any]) -> bytes:
@@ -135,15 +132,15 @@ class VlaEvalClientSession(ClientSession):
         return [*ended, self._send("episode_start", {"task": {"name": instruction}})]
 
     def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
-        pictures = {self.names[key]: obs[key] for key in ("image", "wrist_image") if key in obs}
+        images = {self.names[key]: obs[key] for key in ("image", "wrist_image") if key in obs}
         others = {self.names[key]: obs[key] for key in ("state", "instruction") if key in obs}
-        extras = {METADATA_KEY: {"noise": noise.to_list(), "deterministic": deterministic, "chunk": True}}
-        payload = {"images": pictures, **others, **(extras if self.server_is_ours else {})}
+        extras = {METADATA_KEY: {"noise": list(noise), "deterministic": deterministic, "chunk": True}}
+        payload = {"images": images, **others, **(extras if self.server_is_ours else {})}
         return self._send("observation", payload)
 
-    def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
+    def read_answer(self, data: bytes | str) -> Any:
         answer = self._read("action", data)
-        return {"actions": answer.get("actions", answer.get("action")), **details_of(answer)}
+        return answer.get("actions", answer.get("action"))
 
     def _send(self, kind: str, payload: Mapping[str, Any]) -> bytes:
         self._seq += 1

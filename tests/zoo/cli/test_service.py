@@ -10,7 +10,7 @@ from tests import mock_checkpoints
 from vla_gym.errors import BadValue, VLAZooError
 from zoo import serve
 from zoo.cli.service import plan_service
-from zoo.serving.service_plan import ServicePlan
+from zoo.serving.declaration import ServicePlan
 
 AGENT = "agents/ppo/MetaWorld-window-close"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,12 +16,10 @@ import pytest
 
 from vla_gym.registry import find_benchmark
 from vla_policies import VLAPolicy
-from zoo.serving.address import PROTOCOLS
-from zoo.serving.declaration import Declaration
+from zoo.serving.declaration import Declaration, ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
-from zoo.serving.requests import Decision, Request
-from zoo.serving.server import PolicyServer, ServerSettings
-from zoo.serving.service_plan import ServicePlan
+from zoo.serving.protocols import Decision, Request
+from zoo.serving.server import SESSIONS, PolicyServer, ServerSettings
 
 CHUNK, SIZE = 4, 16
 OPTIONS = {"chunk": CHUNK, "image_size": SIZE, "wrist_camera": False}
@@ -78,23 +78,17 @@ def observation(declaration: Declaration, seed: int = 0) -> dict[str, Any]:
 
 
 def echo(declaration: Declaration) -> Callable[[Sequence[Request]], list[Decision]]:
-    """A policy whose actions are all the mean brightness of the picture, and whose value is the batch's size."""
+    """A policy whose actions are all the mean brightness of the image."""
 
     def decide(requests: Sequence[Request]) -> list[Decision]:
         shape = (declaration.chunk, declaration.action_dim)
-        return [
-            Decision(
-                action_KA=np.full(shape, request.observation["image"].mean() / 255.0, dtype=np.float32),
-                logprob_KA=np.zeros(shape, dtype=np.float32),
-                value=float(len(requests)),
-            )
-            for request in requests
-        ]
+        means = [request.observation["image"].mean() / 255.0 for request in requests]
+        return [Decision(action_KA=np.full(shape, mean, dtype=np.float32)) for mean in means]
 
     return decide
 
 
-Serving = Callable[..., AbstractContextManager[PolicyServer]]
+Serving = Callable[..., AbstractContextManager[tuple[PolicyServer, int]]]
 
 
 @pytest.fixture
@@ -109,16 +103,17 @@ def serving() -> Serving:
         *,
         port: int = 0,
         **settings: Any,
-    ) -> Iterator[PolicyServer]:
-        session = PROTOCOLS[protocol][0]
-        server = PolicyServer(decide, declaration, session, session.NAMES, ServerSettings(port=port, **settings))
-        ready = threading.Event()
-        thread = threading.Thread(target=lambda: asyncio.run(server.run(on_ready=ready.set)))
+    ) -> Iterator[tuple[PolicyServer, int]]:
+        session = SESSIONS[protocol]
+        server = PolicyServer(decide, declaration, session, session.NAMES, ServerSettings(**settings))
+        listener = socket.create_server(("127.0.0.1", port))
+        thread = threading.Thread(target=lambda: asyncio.run(server.run(listener)))
         thread.start()
-        assert ready.wait(20)
         try:
-            yield server
+            yield server, listener.getsockname()[1]
         finally:
+            while not hasattr(server, "_loop"):
+                time.sleep(0.01)
             server.stop()
             thread.join(40)
             assert not thread.is_alive()

@@ -1,10 +1,11 @@
-"""A client's connection: opened again where it breaks, given up where that would change nothing."""
+"""A policy that others serve: its address, connections that break, and the numbers of the policy loaded here."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,36 +14,44 @@ import numpy as np
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from vla_gym.errors import BadValue, MissingDependency, ServerFailed
+import vla_gym
+from vla_gym.errors import BadValue, ServerFailed, UnknownName
+from vla_gym.specs import StartState
+from vla_policies.actions.noise import TORCH_NOISE, EpisodeDecision, EpisodeNoise, SlotNoise
+from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
+from zoo.evaluation.evaluator import EpisodeRecord, NoisePredictor, evaluate
 from zoo.serving import client as client_module
-from zoo.serving.address import ServerAddress, ServerConf
-from zoo.serving.client import PolicyConnection, read_declaration
+from zoo.serving.client import (
+    PolicyConnection,
+    RemotePolicy,
+    ServerAddress,
+    ServerConf,
+    read_declaration,
+    server_address,
+)
 from zoo.serving.declaration import Declaration
-from zoo.serving.protocols import ClientSession
-from zoo.serving.requests import NoiseKey
+from zoo.serving.local_policy import LocalPolicy
+from zoo.serving.protocols import Decision, Request
 from zoo.serving.wire import pack_openpi, pack_vla_eval, unpack
 
-from .conftest import Serving, echo, observation
-from .test_access import certificate, server_tls
+from .conftest import OPTIONS, Serving, echo, observation
 
-KEY = NoiseKey(seed=0, numbers=(0, 0, 0))
+TOKEN = "0123456789abcdef"  # noqa: S105  made up
+STARTS = [StartState(task_id=task, trial_id=trial) for task in range(2) for trial in range(3)]
 
 
 def address(port: int, **conf: Any) -> ServerAddress:
-    return ServerAddress(url=f"ws://127.0.0.1:{port}", conf=ServerConf(**{"attempts": 3, "timeout": 5.0, **conf}))
+    return ServerAddress(url=f"ws://127.0.0.1:{port}", conf=ServerConf(**{"attempts": 3, "timeout": 20.0, **conf}))
 
 
-def asked(connection: PolicyConnection, declaration: Declaration) -> Any:
-    def build(session: ClientSession) -> list[bytes]:
-        return [session.observation(observation(declaration), KEY, deterministic=True)]
-
-    connection.ask(build)
-    return connection.answer()["actions"]
+def asked(connection: PolicyConnection, declaration: Declaration, **change: Any) -> Any:
+    connection.ask({**observation(declaration), **change}, (0, 0, 0, 0), deterministic=True)
+    return connection.answer()
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(client_module.time, "sleep", lambda seconds: threading.Event().wait(0.01))
 
 
 class Foreign:
@@ -84,108 +93,96 @@ def hangs(ws: ServerConnection) -> None:
         pass
 
 
-@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5h://127.0.0.1:9"])
-def test_this_machine_is_reached_without_its_proxy(
-    proxy: str, serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("all_proxy", proxy)
-    monkeypatch.setenv("https_proxy", proxy)
-    with serving(echo(declaration), declaration) as server:
-        assert read_declaration(address(server.port)) == declaration
+def test_an_address_and_its_files(tmp_path: Path) -> None:
+    for url in ("ws://", "ws://h:port", "ws://h:99999", "ws://h:1/?seed=3", "ws://me:secret@h:1"):
+        with pytest.raises(BadValue) as failure:
+            server_address(url)
+        assert "secret" not in str(failure.value)
+    token, conf = tmp_path / "token", tmp_path / "conf.yml"
+    token.write_text(TOKEN)
+    conf.write_text("protocol: vla-eval\nnames: {image: base_camera}\npolicy: {chunk: 4}")
+    found = server_address("ws://h:1", conf_file=str(conf), token_file=str(token))
+    assert found.token == TOKEN
+    assert TOKEN not in repr(found)
+    assert found.session().names["image"] == "base_camera"
+    for text, error in (
+        ("protocl: openpi", UnknownName),
+        ("protocol: grpc", UnknownName),
+        ("timeout: 0", BadValue),
+        ("names: {camera: x}", UnknownName),
+        ("[1]", BadValue),
+    ):
+        conf.write_text(text)
+        with pytest.raises(error):
+            server_address("ws://h:1", conf_file=str(conf))
 
 
-def test_a_socks_proxy_without_its_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_socks(*args: Any, **how: Any) -> Any:
-        assert how["proxy"] is True
-        raise ImportError("connecting through a SOCKS proxy requires python-socks")
-
-    monkeypatch.setattr(client_module, "connect", needs_socks)
-    far = ServerAddress(url="ws://robot.local:8000")
-    with pytest.raises(MissingDependency, match=r"^ws://robot.local:8000: connecting .*: pip install python-socks"):
-        read_declaration(far)
-
-
-def test_the_declaration_of_our_server(serving: Serving, declaration: Declaration) -> None:
-    for protocol in ("openpi", "vla-eval"):
-        with serving(echo(declaration), declaration, protocol) as server:
-            assert read_declaration(address(server.port, protocol=protocol)) == declaration
-            stated = address(server.port, protocol=protocol, policy=declaration.to_json())
-            with pytest.raises(BadValue, match="declares its policy itself"):
-                read_declaration(stated)
+@pytest.mark.parametrize("protocol", ["openpi", "vla-eval"])
+def test_the_declaration_of_our_server(serving: Serving, declaration: Declaration, protocol: str) -> None:
+    with serving(echo(declaration), declaration, protocol) as (_, port):
+        assert read_declaration(address(port, protocol=protocol)) == declaration
+        with pytest.raises(BadValue, match="declares its policy itself"):
+            read_declaration(address(port, protocol=protocol, policy=declaration.to_json()))
 
 
 def test_a_server_that_starts_anew_is_asked_again(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration) as server:
-        connection = PolicyConnection(address(server.port), declaration)
+    with serving(echo(declaration), declaration) as (_, port):
+        connection = PolicyConnection(address(port), declaration)
         first = asked(connection, declaration)
-    with serving(echo(declaration), declaration, port=server.port):
+    with serving(echo(declaration), declaration, port=port):
         assert np.array_equal(asked(connection, declaration), first)
         connection.close()
-    with serving(echo(declaration), replace(declaration, chunk=2), port=server.port):
-        with pytest.raises(ServerFailed, match="now serves another policy"):
+    with serving(echo(declaration), replace(declaration, chunk=2), port=port):
+        with pytest.raises(ServerFailed, match="another policy"):
             asked(connection, declaration)
         connection.close()
 
 
 def test_a_broken_connection_costs_one_line(declaration: Declaration, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    logger = logging.getLogger("zoo.serving.client")
-    monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(text % args))
+    logged: list[str] = []
+    monkeypatch.setattr(logging.getLogger("zoo.serving.client"), "warning", lambda *a: logged.append(a[0] % a[1:]))
     with Foreign(breaks, answers) as server:
         connection = PolicyConnection(address(server.port))
         assert asked(connection, declaration).shape == (3, 2)
-        assert server.connections == 2
         connection.close()
-    assert len(said) == 1
-    assert "closed the connection" in said[0]
+    assert server.connections == 2
+    assert len(logged) == 1
 
 
 def test_time_outs_end_after_all_attempts(declaration: Declaration) -> None:
     with Foreign(hangs) as server:
         connection = PolicyConnection(address(server.port, timeout=0.1))
-        with pytest.raises(ServerFailed, match=r"did not answer in time.*\(3 attempts\)"):
+        with pytest.raises(ServerFailed, match=r"in time.*\(3 attempts\)"):
             asked(connection, declaration)
-        assert server.connections == 3
         connection.close()
-
-
-def test_nobody_there(unused_tcp_port_of: int) -> None:
+    assert server.connections == 3
     with pytest.raises(ServerFailed, match=r"cannot be reached.*\(3 attempts\)"):
-        read_declaration(address(unused_tcp_port_of))
-
-
-@pytest.fixture
-def unused_tcp_port_of() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def test_what_no_further_attempt_changes_is_said_at_once(serving: Serving, declaration: Declaration) -> None:
-    with (
-        serving(echo(declaration), declaration, token="0123456789abcdef") as server,  # noqa: S106  made up
-        pytest.raises(ServerFailed, match="refuses the token"),
-    ):
         read_declaration(address(server.port))
-    assert server.metrics.refused["wrong or missing token"] == 1
-    with serving(echo(declaration), declaration) as server:
-        connection = PolicyConnection(address(server.port))
-        connection.ask(lambda session: [b"\0" * (declaration.message_bytes() + 1)])
-        with pytest.raises(ServerFailed, match="takes smaller messages only"):
-            connection.answer()
-        connection.ask(lambda session: [pack_openpi({"prompt": "x"})])
-        with pytest.raises(ServerFailed, match="refused: the observation lacks the array"):
-            connection.answer()
+
+
+def test_a_hopeless_request_is_not_repeated(serving: Serving, declaration: Declaration) -> None:
+    with (
+        serving(echo(declaration), declaration, token=TOKEN) as (_, port),
+        pytest.raises(ServerFailed, match=r"401.*--token-file"),
+    ):
+        read_declaration(address(port))
+    with serving(echo(declaration), declaration) as (server, port):
+        connection = PolicyConnection(address(port))
+        with pytest.raises(ServerFailed, match="1009"):
+            asked(connection, declaration, image=np.zeros(declaration.message_bytes(), np.uint8))
+        with pytest.raises(ServerFailed, match="observation/state"):
+            asked(connection, declaration, state=np.zeros(3, np.float32))
         connection.close()
+    assert server.connections == 2
 
 
 def test_a_foreign_server_needs_a_statement(declaration: Declaration) -> None:
     with Foreign(answers) as server:
-        with pytest.raises(BadValue, match="does not declare what it reads"):
+        with pytest.raises(BadValue, match="--server-conf"):
             read_declaration(address(server.port))
-        stated = declaration.to_json()
-        assert read_declaration(address(server.port, policy=stated)) == declaration
+        assert read_declaration(address(server.port, policy=declaration.to_json())) == declaration
+        with pytest.raises(BadValue, match="lacks"):
+            read_declaration(address(server.port, policy={"chunk": 4}))
 
 
 def test_specs_of_a_foreign_hello_are_compared(declaration: Declaration) -> None:
@@ -198,25 +195,86 @@ def test_specs_of_a_foreign_hello_are_compared(declaration: Declaration) -> None
         def reply(ws: ServerConnection) -> None:
             spec = {"gripper": {"name": "gripper", "dims": 1, "format": f"binary_close_{sign}"}}
             seq = unpack(ws.recv())["seq"]
-            payload = {"harness_version": "0", "protocol_version": 1, "action_spec": spec}
-            ws.send(pack_vla_eval({"type": "hello", "payload": payload, "seq": seq, "timestamp": 0.0}))
+            ws.send(pack_vla_eval({"type": "hello", "payload": {"action_spec": spec}, "seq": seq, "timestamp": 0.0}))
 
         return reply
 
     with Foreign(hello("positive"), hello("negative")) as server:
         where = address(server.port, protocol="vla-eval", policy=stated)
         assert read_declaration(where).action_dim == 7
-        with pytest.raises(BadValue, match="says that gripper of its actions has format 'binary_close_negative'"):
+        with pytest.raises(BadValue, match="binary_close_negative"):
             read_declaration(where)
 
 
-def test_a_certificate_that_is_not_trusted(serving: Serving, declaration: Declaration, tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    with serving(echo(declaration), declaration, tls=server_tls(str(cert), str(key))) as server:
-        url = f"wss://127.0.0.1:{server.port}"
-        trusting = ServerAddress(url=url, conf=ServerConf(ca_file=str(cert)))
-        assert read_declaration(trusting) == declaration
-        with pytest.raises(ServerFailed, match="ca_file"):
-            read_declaration(ServerAddress(url=url))
-        with pytest.raises(BadValue, match="ca_file"):
-            read_declaration(ServerAddress(url=url, conf=ServerConf(ca_file=str(tmp_path / "none"))))
+def played(policy: Any, *, deterministic: bool) -> list[EpisodeRecord]:
+    envs = vla_gym.make_vec("Toy-Reach", 4, autoreset_mode="disabled", **OPTIONS)
+    try:
+        episodes = evaluate(policy, envs, STARTS, deterministic=deterministic, rounds=2, seed=3)
+    finally:
+        envs.close()
+    return [replace(episode, seconds=0.0) for episode in episodes]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("protocol", ["openpi", "vla-eval"])
+def test_an_evaluation_is_the_local_one(
+    serving: Serving, toy_policy: LocalPolicy, protocol: str, deterministic: bool
+) -> None:
+    local = played(toy_policy.policy, deterministic=deterministic)
+    with serving(toy_policy.decide, toy_policy.declaration, protocol) as (server, port):
+        policy = RemotePolicy(address(port, protocol=protocol), toy_policy.declaration)
+        assert isinstance(policy, NoisePredictor)
+        assert played(policy, deterministic=deterministic) == local
+        assert policy.action_selection_text(deterministic=deterministic) == toy_policy.policy.action_selection_text(
+            deterministic=deterministic
+        )
+        policy.close()
+    assert server.connections == 4  # one for each environment, whatever the number of episodes
+    assert server.batcher.batches < server.batcher.decisions
+
+
+def test_recorded_episodes_are_the_local_ones(serving: Serving, toy_policy: LocalPolicy) -> None:
+    rules = RolloutRules(deterministic=False, seed=5, gamma=0.99, gae_lambda=0.95, values=False)
+
+    def recorded(policy: Any) -> Any:
+        envs = vla_gym.make_vec("Toy-Reach", 3, autoreset_mode="disabled", **{**OPTIONS, "chunk": 1})
+        try:
+            return roll_out(envs, policy, [(start, 0) for start in STARTS[:3]], 7, rules)
+        finally:
+            envs.close()
+
+    local = recorded(toy_policy.policy)
+    with serving(toy_policy.decide, toy_policy.declaration) as (_, port):
+        policy = RemotePolicy(address(port), toy_policy.declaration)
+        served = recorded(policy)
+        policy.close()
+    for here, there in zip(local, served, strict=True):
+        assert np.array_equal(here.action_TA, there.action_TA)
+        assert np.array_equal(here.images["image"], there.images["image"])
+
+
+def test_episodes_keep_their_connections(serving: Serving, declaration: Declaration) -> None:
+    """vla-eval's servers keep a chunk for each connection, so episodes must not share one."""
+    seen: list[tuple[int, ...]] = []
+
+    def decide(requests: Sequence[Request]) -> list[Decision]:
+        seen.extend(request.noise for request in requests)
+        return echo(declaration)(requests)
+
+    rows = {key: np.stack([value] * 3) for key, value in observation(declaration).items() if key != "instruction"}
+    obs = {**rows, "instruction": ("reach red",) * 3}
+    with serving(decide, declaration) as (_, port):
+        policy = RemotePolicy(address(port), declaration)
+        for trials, decision in (((0, 1, 2), 0), ((2, 0, 1), 1), ((1, 3, 2), 2)):
+            noise = EpisodeNoise(0, [EpisodeDecision(0, trial, 0, decision) for trial in trials])
+            assert policy.predict_with_noise(obs, noise).shape == (3, 3, 2)
+        places = {episode[1]: place for episode, place in policy._place.items()}
+        assert places == {1: 1, 2: 2, 3: 0}  # 3 took the place of 0
+        assert len(policy._connections) == 3
+        policy.predict(obs)
+        policy.close()
+    assert (0, 0, 3, 0, 2) in seen
+    with pytest.raises(ValueError, match="of one episode"):
+        policy.predict_with_noise(obs, SlotNoise(0, (0, 0), np.array([1, 1, 2])))
+    with pytest.raises(ValueError, match="can be named"):
+        policy.act(obs, False, TORCH_NOISE)

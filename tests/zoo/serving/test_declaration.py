@@ -20,10 +20,10 @@ NAMES = OpenpiServerSession.NAMES
 
 def test_json_round_trip(declaration: Declaration) -> None:
     assert Declaration.from_json(declaration.to_json(), "here") == declaration
-    with pytest.raises(BadValue, match="here has format 2, this version reads 1"):
-        Declaration.from_json({**declaration.to_json(), "format": 2}, "here")
-    with pytest.raises(UnknownName, match=r"setting in here 'camera'.*cameras"):
+    with pytest.raises(UnknownName, match=r"'camera'.*cameras"):
         Declaration.from_json({**declaration.to_json(), "camera": 1}, "here")
+    with pytest.raises(BadValue):
+        Declaration.from_json(3, "here")
 
 
 def test_the_text_names_every_part(declaration: Declaration) -> None:
@@ -46,27 +46,27 @@ def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("key", "value"),
     [
-        ({"image": None}, "lacks the array 'observation/image'; expected {"),
-        ({"image": [[1, 2], [3, 4]]}, "lacks the array 'observation/image'"),
-        ({"image": np.zeros((9, 8, 3), np.uint8)}, r"must be \[8, 8, 3\], got \[9, 8, 3\]"),
-        ({"image": np.zeros((3, 8, 8), np.uint8)}, r"got \[3, 8, 8\]"),
-        ({"image": np.zeros((8, 8, 3), np.float32)}, "must be uint8, 0 .. 255, got float32"),
-        ({"state": np.zeros(3, np.float32)}, r"'observation/state' must be \[2\], got \[3\]"),
-        ({"state": np.zeros(2, np.int64)}, "must be floating point numbers, got int64"),
-        ({"state": np.array([0.0, np.inf])}, "not finite"),
-        ({"state": np.array([0.0, -1e300])}, r"'observation/state' holds numbers beyond 1e\+06"),
-        ({"state": np.array([1e30, 0.0], np.float32)}, "numbers beyond"),
-        ({"instruction": None}, "lacks the text 'prompt'"),
-        ({"instruction": ""}, "0 UTF-8 bytes"),
-        ({"instruction": "x" * 161}, "161 UTF-8 bytes"),
-        ({"instruction": "caf\u00e9"}, "allowed are printable ASCII"),
+        ("image", None),
+        ("image", [[1, 2], [3, 4]]),
+        ("image", np.zeros((9, 8, 3), np.uint8)),
+        ("image", np.zeros((3, 8, 8), np.uint8)),
+        ("image", np.zeros((8, 8, 3), np.float32)),
+        ("state", np.zeros(3, np.float32)),
+        ("state", np.zeros(2, np.int64)),
+        ("state", np.array([0.0, np.inf])),
+        ("state", np.array([0.0, np.nan])),
+        ("state", np.array([0.0, -1e300])),
+        ("instruction", None),
+        ("instruction", ""),
+        ("instruction", "x" * 161),
+        ("instruction", "caf\u00e9"),
     ],
 )
-def test_what_does_not_fit_is_named(declaration: Declaration, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadValue, match=said):
-        declaration.check_observation({**observation(declaration), **change}, NAMES)
+def test_a_value_that_does_not_fit_is_refused(declaration: Declaration, key: str, value: Any) -> None:
+    with pytest.raises(BadValue, match="instruction|prompt" if key == "instruction" else NAMES[key]):
+        declaration.check_observation({**observation(declaration), key: value}, NAMES)
 
 
 def test_other_square_sizes_only_where_declared(declaration: Declaration) -> None:
@@ -75,7 +75,7 @@ def test_other_square_sizes_only_where_declared(declaration: Declaration) -> Non
     assert resizing.check_observation(larger, NAMES)["image"].shape == (20, 20, 3)
     assert resizing.message_bytes() > declaration.message_bytes()
     for shape in ((20, 21, 3), (4, 4, 3), (20, 20, 4)):
-        with pytest.raises(BadValue, match="a square picture"):
+        with pytest.raises(BadValue, match="a square image"):
             resizing.check_observation({**larger, "image": np.zeros(shape, np.uint8)}, NAMES)
 
 

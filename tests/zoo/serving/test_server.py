@@ -1,44 +1,45 @@
-"""The server over loopback: answers, refusals, limits, and a stop that loses no request under way."""
+"""The server over loopback: answers, refusals, limits, shared batches and the end."""
 
 from __future__ import annotations
 
-import errno
-import json
+import asyncio
+import base64
+import hmac
 import logging
 import os
 import socket
-import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import numpy as np
 import pytest
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from vla_gym.errors import BadValue
-from zoo.serving.access import server_tls
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.requests import Decision, Request
-from zoo.serving.server import MOST_FAULTS, PolicyServer, ServerSettings
+from zoo.serving.protocols import Decision, Request
+from zoo.serving.server import Batcher, allowed, read_token
 from zoo.serving.wire import pack_openpi, unpack
 
 from .conftest import Serving, echo, observation
-from .test_access import certificate
 
 TOKEN = "0123456789abcdef"  # noqa: S105  made up
 NAMES = OpenpiServerSession.NAMES
 
 
-def opened(server: PolicyServer, path: str = "", scheme: str = "ws", **options: Any) -> ClientConnection:
-    url = f"{scheme}://127.0.0.1:{server.port}{path}"
-    return connect(url, compression=None, close_timeout=2, **options)
+@contextmanager
+def opened(port: int, **options: Any) -> Iterator[ClientConnection]:
+    with connect(f"ws://127.0.0.1:{port}", compression=None, close_timeout=2, **options) as ws:
+        ws.recv(timeout=20)
+        yield ws
 
 
 def question(declaration: Declaration, seed: int = 0, **change: Any) -> bytes:
@@ -52,89 +53,51 @@ def ask(ws: ClientConnection, message: bytes | str) -> Any:
     return answer if isinstance(answer, str) else unpack(answer)
 
 
-def http(server: PolicyServer, path: str, token: str | None = None) -> str:
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310  loopback
-        return str(answer.read().decode())
-
-
-def test_a_client_is_greeted_and_answered(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration) as server, opened(server) as ws:
-        greeting = unpack(ws.recv(timeout=20))
-        assert greeting["vla_zoo"] == declaration.to_json()
-        assert greeting["stream"] == {"seed": 0, "slot": 0}
-        expected = observation(declaration)["image"].mean() / 255
-        assert ask(ws, question(declaration))["actions"].tolist() == [[pytest.approx(expected)] * 2] * 3
-        with opened(server, "/?seed=7") as other:
-            assert unpack(other.recv(timeout=20))["stream"] == {"seed": 7, "slot": 0}
-        assert json.loads(http(server, "/metadata")) == declaration.to_json()
-        assert "vla_zoo_serve_answers_total 1\n" in http(server, "/metrics")
-        assert json.loads(http(server, "/healthz")) == json.loads(http(server, "/health")) == {"status": "ok"}
-    assert server.metrics.answered == 1
-
-
-def test_eight_clients_share_batches(serving: Serving, declaration: Declaration) -> None:
+def test_eight_clients_share_batches_and_get_their_own_answers(serving: Serving, declaration: Declaration) -> None:
     def slow(requests: Sequence[Request]) -> list[Decision]:
         time.sleep(0.02)
         return echo(declaration)(requests)
 
-    def client(server: PolicyServer, number: int) -> None:
-        with opened(server) as ws:
-            ws.recv(timeout=20)
-            for turn in range(5):
-                answer = ask(ws, question(declaration, 10 * number + turn))
-                brightness = observation(declaration, 10 * number + turn)["image"].mean() / 255
-                assert answer["actions"][0, 0] == pytest.approx(brightness)
-                answered.append(number)
+    def client(port: int, number: int) -> None:
+        with opened(port) as ws:
+            for turn in range(10 * number, 10 * number + 5):
+                answer = ask(ws, question(declaration, turn))["actions"]
+                expected = observation(declaration, turn)["image"].mean() / 255
+                answered.append(answer.tolist() == [[pytest.approx(expected)] * 2] * 3)
 
-    answered: list[int] = []
-    with serving(slow, declaration, window=0.05) as server:
-        threads = [threading.Thread(target=client, args=(server, number)) for number in range(8)]
+    answered: list[bool] = []
+    with serving(slow, declaration, window=0.05) as (server, port):
+        threads = [threading.Thread(target=client, args=(port, number)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-    assert len(answered) == 40
-    assert server.metrics.decisions == 40
-    assert server.metrics.batch_size.counts[-1] <= 20  # 2 or more together; one by one they are 40
+    assert answered == [True] * 40
+    assert server.batcher.decisions == 40
+    assert server.batcher.batches <= 20  # one by one they are 40
 
 
 def test_a_wrong_message_is_one_line_and_the_next_is_answered(
-    serving: Serving, declaration: Declaration, caplog: pytest.LogCaptureFixture
-) -> None:
-    wrong: list[tuple[bytes | str, str]] = [
-        (b"\xc1", "no msgpack message"),
-        (os.urandom(200), ""),
-        ("text", "a text message"),
-        (question(declaration, prompt=""), "instruction ''"),
-        (question(declaration, **{"observation/image": np.zeros((9, 8, 3), np.uint8)}), "got [9, 8, 3]"),
-        (question(declaration, **{"observation/image": np.zeros((720, 1280, 3), np.uint8)}), "got [720, 1280, 3]"),
-    ]
-    with serving(echo(declaration), declaration) as server, opened(server) as ws:
-        ws.recv(timeout=20)
-        for message, said in wrong:
-            refusal = ask(ws, message)
-            assert isinstance(refusal, str)
-            assert said in refusal
-            assert "\n" not in refusal
-            assert "actions" in ask(ws, question(declaration))
-    assert server.metrics.refused["message"] == len(wrong)
-
-
-def test_a_refusal_holds_nothing_that_steers_a_terminal(
     serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[str] = []
     monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "warning", lambda *a: logged.append(a[0] % a[1:]))
-    with serving(echo(declaration), declaration) as server, opened(server) as ws:
-        ws.recv(timeout=20)
-        refusal = ask(ws, question(declaration, vla_zoo={"\x1b[2J\x1b]0;owned\x07": 1}))
-    assert refusal.isprintable()
-    assert "x1b[2J" in refusal
-    assert len(logged) == 1
-    assert logged[0].isprintable()
+    wrong: list[bytes | str] = [
+        b"\xc1",
+        os.urandom(200),
+        "text",
+        question(declaration, prompt=""),
+        question(declaration, **{"observation/image": np.zeros((720, 1280, 3), np.uint8)}),
+        question(declaration, vla_zoo={"\x1b[2J\x1b]0;owned\x07": 1}),  # steers a terminal
+    ]
+    with serving(echo(declaration), declaration) as (_, port), opened(port) as ws:
+        for message in wrong:
+            refusal = ask(ws, message)
+            assert isinstance(refusal, str)
+            assert refusal.isprintable()
+            assert "actions" in ask(ws, question(declaration))
+    assert len(logged) == len(wrong)
+    assert all(line.isprintable() for line in logged)
 
 
 def test_a_fault_of_the_policy_stays_in_the_log(
@@ -146,77 +109,54 @@ def test_a_fault_of_the_policy_stays_in_the_log(
     def broken(requests: Sequence[Request]) -> list[Decision]:
         raise RuntimeError("secret path /home/me")
 
-    with serving(broken, declaration) as server, opened(server) as ws:
-        ws.recv(timeout=20)
+    with serving(broken, declaration) as (_, port), opened(port) as ws:
         assert ask(ws, question(declaration)) == "the policy failed; the server's log says why"
     assert len(logged) == 1
-    assert server.metrics.refused["fault of the server"] == 1
 
 
-def test_too_many_faults_and_too_large_messages_end_a_connection(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration) as server:
-        with opened(server) as ws:
-            ws.recv(timeout=20)
-            for _ in range(MOST_FAULTS):
-                ask(ws, b"\xc1")
-            with pytest.raises(ConnectionClosed) as closed:
-                ws.recv(timeout=20)
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1008
-        with opened(server) as ws:
-            ws.recv(timeout=20)
-            with pytest.raises(ConnectionClosed) as closed:
-                ask(ws, b"\0" * (declaration.message_bytes() + 1))
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1009
-        with opened(server) as ws:
-            ws.recv(timeout=20)
-            assert "actions" in ask(ws, question(declaration))
+def test_a_message_that_is_too_large_ends_its_connection_alone(serving: Serving, declaration: Declaration) -> None:
+    with serving(echo(declaration), declaration) as (_, port), opened(port) as other:
+        with opened(port) as ws, pytest.raises(ConnectionClosed) as closed:
+            ask(ws, b"\0" * (declaration.message_bytes() + 1))
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+        assert "actions" in ask(other, question(declaration))
 
 
 def test_only_with_the_token(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration, token=TOKEN) as server:
-        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {TOKEN[:-1]}"}):
-            with pytest.raises(InvalidStatus) as failure, opened(server, additional_headers=header):
+    with serving(echo(declaration), declaration, token=TOKEN) as (_, port):
+        for header in ({}, {"Authorization": f"Bearer {TOKEN[:-1]}"}):
+            with pytest.raises(InvalidStatus) as failure, opened(port, additional_headers=header):
                 pass
             assert failure.value.response.status_code == 401
-        for header in ({"Authorization": f"Bearer {TOKEN}"}, {"Authorization": f"Api-Key {TOKEN}"}):
-            with opened(server, additional_headers=header) as ws:
-                ws.recv(timeout=20)
-                assert "actions" in ask(ws, question(declaration))
-        assert json.loads(http(server, "/healthz")) == {"status": "ok"}
-        for path in ("/metrics", "/metadata"):
-            with pytest.raises(HTTPError, match="401"):
-                http(server, path)
-            assert http(server, path, TOKEN)
-    assert server.metrics.refused["wrong or missing token"] == 5
+        with opened(port, additional_headers={"Authorization": f"Api-Key {TOKEN}"}) as ws:
+            assert "actions" in ask(ws, question(declaration))
+        for path in ("/healthz", "/health"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+                assert answer.status == 200
 
 
-def test_the_house_is_full_and_the_silent_are_shown_out(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration, max_clients=2, idle_seconds=0.4) as server:
-        with opened(server) as one, opened(server):
-            one.recv(timeout=20)
-            with pytest.raises(InvalidStatus) as failure, opened(server):
+def test_a_full_server_refuses_and_silent_clients_are_closed(serving: Serving, declaration: Declaration) -> None:
+    with serving(echo(declaration), declaration, max_clients=2, idle_seconds=0.4) as (_, port):
+        with opened(port) as one, opened(port):
+            with pytest.raises(InvalidStatus) as failure, opened(port):
                 pass
             assert failure.value.response.status_code == 503
             with pytest.raises(ConnectionClosed) as closed:
                 one.recv(timeout=20)
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.reason == "silent for too long"
-        with opened(server) as again:
-            again.recv(timeout=20)
+        with opened(port) as again:
             assert "actions" in ask(again, question(declaration))
 
 
 def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration) as server:
-        left = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    with serving(echo(declaration), declaration) as (_, port):
+        left = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         for half in left[:10]:
             half.sendall(b"GET / HT")
-        with opened(server) as stuck, opened(server) as ws:
-            stuck.recv(timeout=20)
+        with opened(port) as stuck, opened(port) as ws:
             stuck.socket.sendall(b"\x82\xfe\xea\x60" + os.urandom(1000))  # 1,000 of 60,000 bytes of a frame
-            ws.recv(timeout=20)
             started = time.monotonic()
             for _ in range(5):
                 assert "actions" in ask(ws, question(declaration))
@@ -226,64 +166,99 @@ def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declarati
             half.close()
 
 
-def test_a_process_without_a_file_left_says_so_once(
-    serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(logging.getLogger("asyncio"), "error", lambda *a, **_: told.append(a[0]))
-    monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "warning", lambda *a: told.append(a[0] % a[1:]))
-    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    with serving(echo(declaration), declaration) as server:
-        for error in (full, full, full, ValueError("another")):  # asyncio tells 512 times a second
-            context = {"message": "socket.accept() out of system resource", "exception": error}
-            server._loop.call_soon_threadsafe(server._loop.call_exception_handler, context)
-        with opened(server) as ws:
-            ws.recv(timeout=20)
-    assert len(told) == 2
-    assert "new connections wait: Too many open files" in told[0]
-    assert "out of system resource" in told[1]
+def batched(
+    decide: Callable[[Sequence[Request]], list[Decision]], submit: Callable[[Batcher], Awaitable[Any]], **how: Any
+) -> tuple[Any, Batcher]:
+    async def main() -> tuple[Any, Batcher]:
+        batcher = Batcher(decide, **{"window": 0.2, "max_batch": 8, **how})
+        task = asyncio.create_task(batcher.run())
+        try:
+            return await submit(batcher), batcher
+        finally:
+            task.cancel()
+            batcher.close()
+
+    return asyncio.run(main())
 
 
-def test_a_stop_answers_what_is_under_way(serving: Serving, declaration: Declaration) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def request(declaration: Declaration, brightness: int = 0) -> Request:
+    obs = observation(declaration) | {"image": np.full((8, 8, 3), brightness, np.uint8)}
+    return Request(observation=obs, noise=(0, 0, 0, 0), deterministic=True)
 
-    def slow(requests: Sequence[Request]) -> list[Decision]:
-        begun.set()
-        go_on.wait(20)
+
+def test_a_batch_has_its_most(declaration: Declaration) -> None:
+    async def submit(batcher: Batcher) -> None:
+        batcher.clients = 5
+        await asyncio.gather(*(batcher.submit(request(declaration)) for _ in range(5)))
+
+    _, batcher = batched(echo(declaration), submit, max_batch=2)
+    assert (batcher.decisions, batcher.batches) == (5, 3)
+
+
+def test_a_client_alone_does_not_wait_and_a_silent_one_costs_a_window(declaration: Declaration) -> None:
+    async def submit(batcher: Batcher) -> list[float]:
+        waits = []
+        for batcher.clients in (1, 2):
+            waits.append((await batcher.submit(request(declaration))).seconds)
+        return waits
+
+    (alone, with_silent), _ = batched(echo(declaration), submit)
+    assert alone < 0.15 < with_silent < 0.6
+
+
+def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
+    def decide(requests: Sequence[Request]) -> list[Decision]:
+        if any(one.observation["image"].max() == 200 for one in requests):
+            raise BadValue("too bright")
         return echo(declaration)(requests)
 
-    with serving(slow, declaration) as server, opened(server) as ws, opened(server) as idle:
-        ws.recv(timeout=20)
-        idle.recv(timeout=20)
-        ws.send(question(declaration))
-        assert begun.wait(20)
-        server.stop()
-        with pytest.raises(ConnectionClosed) as closed:
-            idle.recv(timeout=20)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1001
-        go_on.set()
-        assert "actions" in unpack(ws.recv(timeout=20))
-        with pytest.raises(ConnectionClosed):
-            ws.recv(timeout=20)
+    async def submit(batcher: Batcher) -> list[Any]:
+        batcher.clients = 3
+        asked = [batcher.submit(request(declaration, level)) for level in (0, 200, 51)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers, _ = batched(decide, submit)
+    assert isinstance(answers[1], BadValue)
+    assert [float(answers[n].action_KA[0, 0]) for n in (0, 2)] == pytest.approx([0.0, 0.2])
 
 
-def test_tls(serving: Serving, declaration: Declaration, tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    with serving(echo(declaration), declaration, tls=server_tls(str(cert), str(key))) as server:
-        trusted = ssl.create_default_context(cafile=str(cert))
-        with opened(server, scheme="wss", ssl=trusted) as ws:
-            ws.recv(timeout=20)
-            assert "actions" in ask(ws, question(declaration))
-        with pytest.raises(ssl.SSLError), opened(server, scheme="wss", ssl=ssl.create_default_context()):
-            pass
+def test_the_answer_of_a_client_that_has_gone_is_dropped(declaration: Declaration) -> None:
+    busy = threading.Event()
+
+    def decide(requests: Sequence[Request]) -> list[Decision]:
+        busy.set()
+        time.sleep(0.05)
+        return echo(declaration)(requests)
+
+    async def submit(batcher: Batcher) -> Decision:
+        gone = asyncio.create_task(batcher.submit(request(declaration)))
+        await asyncio.to_thread(busy.wait)
+        gone.cancel()
+        return await batcher.submit(request(declaration, 255))
+
+    assert batched(decide, submit)[0].action_KA[0, 0] == 1.0
 
 
-def test_a_port_that_is_taken_is_said(declaration: Declaration) -> None:
-    import asyncio
+def test_a_token_file_holds_one_long_line(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert read_token(file) == TOKEN
+    for text in ("", "short\n", f"{TOKEN}\n{TOKEN}\n", "two words of it here", "\u00e9" * 20):
+        file.write_text(text)
+        with pytest.raises(BadValue, match="token"):
+            read_token(file)
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = PolicyServer(echo(declaration), declaration, OpenpiServerSession, NAMES, ServerSettings(port=port))
-        with pytest.raises(BadValue, match=f"cannot listen on 127.0.0.1:{port}.*another --port"):
-            asyncio.run(server.run())
+
+def test_the_three_ways_to_show_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    basic = base64.b64encode(f"any:{TOKEN}".encode()).decode()
+    for value in (f"Bearer {TOKEN}", f"Api-Key {TOKEN}", f"Basic {basic}"):
+        assert allowed({"Authorization": value}, TOKEN)
+    for value in ("", TOKEN, f"Bearer {TOKEN[:-1]}", "Basic !!!", "Basic /w==", "Digest x", f"Bearer {TOKEN}\u00e9"):
+        assert not allowed({"Authorization": value}, TOKEN)
+    assert len(compared) == 8  # in constant time
+    assert allowed({}, None)
+    twice = Headers([("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer another")])
+    assert not allowed(twice, TOKEN)
