@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import torch
+from torch import Tensor
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
@@ -299,6 +300,10 @@ class RemotePolicy:
         return ActionSample(
             action_BKA=action_BKA, logprob_BKA=torch.zeros_like(action_BKA), value_B=torch.zeros(len(action_BKA))
         )
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        """Zeros `[B, 1]`; see `act`."""
+        return torch.zeros(len(obs["instruction"]), 1)
 
     def predict_with_noise(
         self, observation: Mapping[str, Any], noise: Noise, *, deterministic: bool = False
