@@ -1,4 +1,4 @@
-"""`python -m zoo.doctor`: checks of the machine. With `--oracle`: an expert replayed through an environment."""
+"""`python -m zoo.doctor`: checks of the machine, of a policy's files, or of an environment by its expert."""
 
 from __future__ import annotations
 
@@ -57,16 +57,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_system(env_id: str | None) -> int:
-    from zoo.diagnostics.system_checks import PICTURES, all_checks, run_checks
+    from zoo.diagnostics.system_checks import RENDERED, all_checks
 
     if env_id is not None:
         find_benchmark(env_id)
-    sound = True
-    for result in run_checks(all_checks(PICTURES if env_id is None else (env_id,))):
-        print(result, flush=True)
-        sound = sound and (result.ok or result.optional)
-    print("all that is needed is here" if sound else "something is missing: see above")
-    return 0 if sound else 1
+    all_sound = True
+    for check in all_checks(RENDERED if env_id is None else (env_id,)):
+        line, sound = check.line()
+        print(line, flush=True)
+        all_sound = all_sound and sound
+    print("all that is needed is here" if all_sound else "something is missing: see above")
+    return 0 if all_sound else 1
 
 
 def _verify_policy(args: argparse.Namespace) -> int:

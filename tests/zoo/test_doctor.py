@@ -17,7 +17,7 @@ AGENTS = Path(__file__).resolve().parents[2] / "agents"
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes seconds or a network."""
-    for name in ("hub", "vulkan_device", "gl_backend", "first_picture"):
+    for name in ("hub", "vulkan_device", "gl_backend", "first_image"):
         monkeypatch.setattr(system_checks, name, lambda *args: "here")
 
 

@@ -1,4 +1,4 @@
-"""Needs of a machine: one check each, a function that returns what is there or raises with the remedy."""
+"""Requirements of a machine: one check each, a function that returns a description or raises with the remedy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-
-import numpy as np
 
 from vla_gym.errors import MissingDependency, VLAZooError
 from vla_gym.system.cache import cache_dir, check_writable
@@ -24,14 +22,13 @@ from vla_gym.system.vulkan import sapien_device
 
 OLDEST_PYTHON = (3, 11)
 HUB_SECONDS = 5.0
-PICTURE_SIZE = 64
-PICTURES = ("LIBERO-Spatial/0", "MetaWorld/reach", "ManiSkill/PushCube", "ManiSkill-Plate25")
-"""One environment of each benchmark, all of whose parts its first picture needs."""
+RENDERED = ("LIBERO-Spatial/0", "MetaWorld/reach", "ManiSkill/PushCube", "ManiSkill-Plate25")
+"""One environment of each benchmark; its first image needs all of the benchmark's parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One need."""
+    """One requirement."""
 
     name: str
     run: Callable[[], str]
@@ -39,47 +36,31 @@ class Check:
     optional: bool = False
     """Whether everything else works without it."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """Outcome of a check."""
-
-    name: str
-    ok: bool
-    detail: str
-    """Description or remedy."""
-    optional: bool
-
-    def __str__(self) -> str:
-        word = "ok" if self.ok else "without" if self.optional else "missing"
-        return f"{word:<8} {self.name:<20} {self.detail}"
+    def line(self) -> tuple[str, bool]:
+        """Run the check; returns one line, and whether nothing that is needed is missing."""
+        try:
+            word, detail, sound = "ok", self.run(), True
+        except VLAZooError as error:
+            word, sound = ("without", True) if self.optional else ("missing", False)
+            detail = " ".join(str(error).split())
+        return f"{word:<8} {self.name:<20} {detail}", sound
 
 
 def all_checks(env_ids: Sequence[str]) -> tuple[Check, ...]:
-    """Return all checks in order; one picture of each of `env_ids`."""
-    drawn = any(env_id.startswith("ManiSkill") for env_id in env_ids)
-    plate25 = [Check(name="Plate25's assets", run=plate25_assets, optional=True)] if drawn else []
+    """Return all checks in order; one image of each of `env_ids`."""
+    gl = any(env_id.startswith(("LIBERO", "MetaWorld")) for env_id in env_ids)
+    vulkan = any(env_id.startswith("ManiSkill") for env_id in env_ids)
     return (
         Check(name="python", run=python_version),
         Check(name="torch", run=torch_device),
-        Check(name="cache folder", run=writable_cache),
-        Check(name="GL", run=gl_backend, optional=not any(map(_draws_with_gl, env_ids))),
-        Check(name="Vulkan", run=vulkan_device, optional=not any(map(_draws_with_vulkan, env_ids))),
-        *(Check(name=env_id, run=partial(first_picture, env_id)) for env_id in env_ids),
-        *plate25,
+        Check(name="cache folder", run=lambda: str(check_writable(cache_dir()))),
+        Check(name="GL", run=gl_backend, optional=not gl),
+        Check(name="Vulkan", run=vulkan_device, optional=not vulkan),
+        *(Check(name=env_id, run=partial(first_image, env_id)) for env_id in env_ids),
+        *((Check(name="Plate25's assets", run=plate25_assets, optional=True),) if vulkan else ()),
         Check(name="datasets", run=dataset_reader, optional=True),
         Check(name="Hugging Face Hub", run=hub, optional=True),
     )
-
-
-def run_checks(checks: Sequence[Check]) -> Iterator[CheckResult]:
-    """Run the checks one by one."""
-    for check in checks:
-        try:
-            detail, ok = check.run(), True
-        except VLAZooError as error:
-            detail, ok = " ".join(str(error).split()), False
-        yield CheckResult(name=check.name, ok=ok, detail=detail, optional=check.optional)
 
 
 def python_version() -> str:
@@ -101,49 +82,40 @@ def torch_device() -> str:
     return f"{torch.__version__}, no CUDA device: policies run on {os.cpu_count()} CPU cores"
 
 
-def writable_cache() -> str:
-    """Check that the folder for compiled scenes can be written to."""
-    return str(check_writable(cache_dir()))
-
-
 def gl_backend() -> str:
     """Check MuJoCo's renderer."""
-    return f"MuJoCo draws with {rendering_environment(os.environ)['MUJOCO_GL']}"
+    return f"MuJoCo renders with {rendering_environment(os.environ)['MUJOCO_GL']}"
 
 
 def vulkan_device() -> str:
     """Check ManiSkill's rendering device."""
     if importlib.util.find_spec("sapien") is None:
-        raise MissingDependency(f"only ManiSkill draws with Vulkan: {install_command('maniskill')}")
+        raise MissingDependency(f"only ManiSkill renders with Vulkan: {install_command('maniskill')}")
     kinds = {"cuda": "the GPU", "cpu": "the CPU, in software"}
-    return f"ManiSkill draws on {kinds[sapien_device(os.environ)]}"
+    return f"ManiSkill renders on {kinds[sapien_device(os.environ)]}"
 
 
-def first_picture(env_id: str) -> str:
-    """Check that a worker process builds the environment and draws a picture of more than one colour."""
+def first_image(env_id: str) -> str:
+    """Check that a worker process builds the environment and renders an image of more than one colour."""
     from vla_gym import make_vec
 
     began = time.perf_counter()
-    envs = make_vec(env_id, 1, num_workers=1, image_size=PICTURE_SIZE)
+    envs = make_vec(env_id, 1, num_workers=1, image_size=64)
     try:
         observation, _ = envs.reset(seed=0)
     finally:
         envs.close()
-    check_picture(observation["image"][0])
-    return f"first picture after {time.perf_counter() - began:.1f} s"
-
-
-def check_picture(image_HW3: np.ndarray) -> None:
-    """Raise `MissingDependency` for a picture that is all of one colour."""
+    image_HW3 = observation["image"][0]
     if image_HW3.min() == image_HW3.max():
         raise MissingDependency(
-            f"the picture is empty, every number is {image_HW3.flat[0]}: the driver draws nothing. "
+            f"the image is empty, every number is {image_HW3.flat[0]}: the driver renders nothing. "
             "Try another one: MUJOCO_GL=egl or MUJOCO_GL=osmesa"
         )
+    return f"first image after {time.perf_counter() - began:.1f} s"
 
 
 def plate25_assets() -> str:
-    """Check for the published meshes and pictures; without them, ManiSkill-Plate25 shows stand-ins."""
+    """Check for the published meshes and textures; without them, ManiSkill-Plate25 shows stand-ins."""
     from vla_gym.adapters.plate25.assets import DOWNLOAD, find_assets
 
     if find_assets().pack is None:
@@ -175,11 +147,3 @@ def hub() -> str:
             "behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
         ) from error
     return f"{constants.ENDPOINT} answers"
-
-
-def _draws_with_gl(env_id: str) -> bool:
-    return env_id.startswith(("LIBERO", "MetaWorld"))
-
-
-def _draws_with_vulkan(env_id: str) -> bool:
-    return env_id.startswith("ManiSkill")

@@ -69,9 +69,7 @@ def test_no_number_of_a_rollout_is_drawn_again() -> None:
 
 def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
     anchor(batch_size=4, size=2)
-    with pytest.raises(
-        BadValue, match="3 cannot be dealt evenly to 2 ranks"
-    ):
+    with pytest.raises(BadValue, match="3 cannot be dealt evenly to 2 ranks"):
         anchor(batch_size=3, size=2)
 
 
@@ -113,7 +111,9 @@ def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
     # Two passes of three minibatches, all of the first weights.
     losses = []
     for batch in (*islice(model.anchor.batches(0), 3), *islice(model.anchor.batches(1), 3)):
-        losses.append(imitation_loss(model.policy, *batch.part(torch.arange(model.batch_size), torch.device("cpu"))).item())
+        losses.append(
+            imitation_loss(model.policy, *batch.part(torch.arange(model.batch_size), torch.device("cpu"))).item()
+        )
     assert row["train/actor/bc_loss"] == pytest.approx(sum(losses) / 6, rel=1e-4)
 
 
@@ -168,7 +168,6 @@ def test_demonstrations_of_another_arm_end_the_run_before_its_first_step(tmp_pat
     with pytest.raises(BadValue, match="has actions of 3 numbers, the environment takes 2"):
         model.learn(100)
     assert model.num_timesteps == 0
-
 
 
 def test_a_dataset_of_another_rate_is_imitated_with_a_warning(demos: Path, tmp_path: Path) -> None:
