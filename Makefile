@@ -15,7 +15,7 @@ TRAIN_ARGS ?= -n 4096 -params learning_rate:1e-5 n_steps:32 batch_size:256 --eva
 TRAIN_POLICY ?= agents/sft/LIBERO-130
 PYTEST_ARGS ?=
 
-.PHONY: help setup system train test test-fast fuzz lint format docs bench bench-gpu clean
+.PHONY: help setup system train test thorough test-fast fuzz lint format docs bench bench-gpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,12 @@ $(PY):
 train: setup  ## the main job: PPO on LIBERO-130, evaluation, checkpoint, video
 	@$(PY) -m zoo.train --algo ppo --env LIBERO-130 --policy $(TRAIN_POLICY) $(TRAIN_ARGS)
 
-test: setup  ## the whole test suite
-	@$(PY) -m pytest $(PYTEST_ARGS)
+# Two tests at a time: most of them wait for a simulator in another process.
+test: setup  ## the whole test suite, as CI runs it
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not thorough' $(PYTEST_ARGS)
+
+thorough: setup  ## what takes long, or is a further case of what a test shows
+	@$(PY) -m pytest -n 2 --dist worksteal -m thorough $(PYTEST_ARGS)
 
 # What is left out: real simulators, other programs, training, a stand-in of the Hub, and what takes long.
 test-fast: setup  ## the tests without simulators, other programs and training
