@@ -6,12 +6,12 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import OneLineParser, count, count_or_zero, number
+from zoo.cli.arguments import OneLineParser, count, count_or_zero, share, value_of
 from zoo.cli.demonstration_source import (
     GAE_LAMBDA,
     GAMMA,
@@ -25,6 +25,7 @@ from zoo.cli.main import check_alone, guarded
 from zoo.cli.served_agent import is_server
 from zoo.cli.shared_flags import add_policy_arguments
 from zoo.config.gym_packages import import_named_packages, packages_flag
+from zoo.config.settings import Fraction, Range
 from zoo.files import quoted
 from zoo.runs.progress import Progress
 
@@ -46,13 +47,13 @@ def parser() -> OneLineParser:
     )
     p.add_argument(
         "--student-share",
-        type=number(lambda share: 0.0 < share <= 1.0, "a number in 0 .. 1"),
+        type=share,
         metavar="X",
         help=f"largest share of the horizon that the student plays (default: {STUDENT_SHARE})",
     )
     p.add_argument(
         "--wander",
-        type=number(lambda share: 0.0 < share <= 1.0, "a number in 0 .. 1"),
+        type=share,
         metavar="X",
         help="with --expert: the arm is first moved at random, for up to this share of the horizon, and the dataset "
         "holds what the expert does from there",
@@ -61,7 +62,7 @@ def parser() -> OneLineParser:
     p.add_argument("-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with")
     p.add_argument(
         "--noise",
-        type=number(lambda std: 0.0 <= std < 2.0, "a standard deviation in 0 .. 2"),
+        type=value_of(Annotated[float, Range(low=0, below=2)]),
         default=0.0,
         metavar="STD",
         help="deviation added to an expert's executed actions (default: 0)",
@@ -70,7 +71,7 @@ def parser() -> OneLineParser:
     for name, default, what in (("gamma", GAMMA, "discount"), ("gae-lambda", GAE_LAMBDA, "lambda")):
         p.add_argument(
             f"--{name}",
-            type=number(lambda share: 0.0 <= share <= 1.0, "a number in 0 .. 1"),
+            type=value_of(Fraction),
             metavar="X",
             help=f"{what} of a policy's advantages, over decisions (default: {default})",
         )

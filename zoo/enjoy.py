@@ -11,14 +11,19 @@ from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.grid import caption
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
-from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
-from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.shared_flags import (
+    add_length_arguments,
+    add_policy_arguments,
+    add_run_arguments,
+    add_video_size_argument,
+)
 from zoo.evaluation.evaluator import EpisodeRecord, Frame
 from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo, Window, open_window
+from zoo.record_video import finished_video, video_name
 from zoo.runs.folder import WATCHED_VIDEO, video_file
 
 _EPISODES = 5
@@ -48,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere=film_name(plan, "enjoy"))
+    default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere=video_name(plan, "enjoy"))
     output = Path(args.output) if args.output else default
     if not args.no_render:
         check_destination(output, suffix=".mp4")
@@ -86,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
     low, high = rate.interval
     print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
     if video:
-        finished_film(plan, show.recorder, log, args.video_size).write(video, fps=fps)
+        finished_video(plan, show.recorder, log, args.video_size).write(video, fps=fps)
         print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {video}")
     return 0
 

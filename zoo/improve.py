@@ -35,7 +35,7 @@ from zoo.cli.arguments import (
     count,
     count_or_zero,
     flag_of,
-    number,
+    positive,
     processes,
     seed,
 )
@@ -95,7 +95,7 @@ def parser() -> OneLineParser:
     )
     p.add_argument(
         "--temperature",
-        type=number(lambda value: 0.0 < value <= 100.0, "a number above 0, at most 100"),
+        type=positive,
         metavar="T",
         help="of the action tokens sampled while collecting (default: the policy's own)",
     )

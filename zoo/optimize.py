@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vla_gym.errors import BadValue, MissingDependency, check_integer
+from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
 from zoo.config.algorithm_configs import check_algorithm
 from zoo.config.gym_packages import import_gym_packages
-from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
+from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space
-from zoo.config.settings import yaml_line
+from zoo.config.settings import Seed, check_value, yaml_line
 from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.runs.study import STUDY_FILE, completed_trials, database, opened
@@ -126,7 +126,7 @@ class Search:
             if getattr(own, name) != train_parser().get_default(name):
                 raise BadValue(f"{flag_of(name)} after -- is not for trials: {instead}")
         import_gym_packages(own.gym_packages)
-        check_integer("the last run's seed", self.seeds[-1], 0, LARGEST_SEED)
+        check_value(Seed, self.seeds[-1], "the last run's seed")
         args = train_parser().parse(self.argv(self.seeds[0], self.folder, {}))
         check_services(args)
         config = resolve_new_run(args)

@@ -7,11 +7,10 @@ change nothing.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import OneLineParser, number, processes
+from zoo.cli.arguments import OneLineParser, positive, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
@@ -32,10 +31,9 @@ def parser() -> OneLineParser:
     p.add_argument(
         "--ranks", type=processes, metavar="W", help="processes, one GPU each (default: those of --placement, else 1)"
     )
-    gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
-    p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
+    p.add_argument("--gpu-memory", type=positive, metavar="GIB", help="memory of one GPU, GiB")
     p.add_argument("--gpu", choices=GPU_MEMORY, help="a card, for --gpu-memory")
-    p.add_argument("--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB")
+    p.add_argument("--host-memory", type=positive, metavar="GIB", help="main memory that one rank may take, GiB")
     p.add_argument(
         "--fsdp", action="store_true", help="the ranks shard what learns (FSDP2); default: they replicate it"
     )

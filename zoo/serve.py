@@ -9,13 +9,14 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from vla_gym.errors import BadValue, check_known, os_reason
-from zoo.cli.arguments import OneLineParser, count, count_or_zero, number, seed
+from zoo.cli.arguments import OneLineParser, count, count_or_zero, seed, value_of
 from zoo.cli.main import guarded
 from zoo.cli.service import plan_service
 from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
+from zoo.config.settings import Range
 
 if TYPE_CHECKING:
     from zoo.serving.local_policy import LocalPolicy
@@ -50,7 +51,7 @@ def parser() -> OneLineParser:
     p.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
     p.add_argument(
         "--window",
-        type=number(lambda ms: 0.0 <= ms <= 1000.0, "milliseconds in 0 .. 1000"),
+        type=value_of(Annotated[float, Range(low=0, high=1000)]),
         default=4.0,
         metavar="MS",
         help="longest wait of a request for others to share its batch (default: 4)",
@@ -59,7 +60,7 @@ def parser() -> OneLineParser:
     p.add_argument("--max-clients", type=count, default=256, metavar="N", help="open connections (default: 256)")
     p.add_argument(
         "--idle-timeout",
-        type=number(lambda seconds: 0.0 < seconds <= 86_400.0, "seconds up to 86400"),
+        type=value_of(Annotated[float, Range(above=0, high=86_400)]),
         default=600.0,
         metavar="S",
         help="close connections that are silent for so long (default: 600)",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, frames, number
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_fields, count
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
@@ -16,96 +15,44 @@ from zoo.cli.run_flags import (
     resolve_resumed_finetuning,
 )
 from zoo.cli.shared_flags import add_new_run_arguments
-from zoo.config.algorithm_configs import FrameWeight, SFTConfig
+from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.gym_packages import import_named_packages
-from zoo.config.run_config import sft_config
-from zoo.config.settings import defaults_of
+from zoo.config.run_config import RunConfig, sft_config
 from zoo.imitation.weights import check_weighable
+
+LEARNING_FIELDS = (
+    *("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "weight", "beta", "gamma"),
+)
+"""Fields of `SFTConfig` that `zoo.improve` takes, too."""
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.sft`."""
     p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
-    p.add_argument("--env", metavar="ID", help="environment the policy is for, e.g. MetaWorld/reach")
-    p.add_argument(
-        "--dataset",
-        nargs="+",
-        metavar="FOLDER",
-        help="LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together",
-    )
-    p.add_argument("--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)")
+    add_fields(p, RunConfig, "env", env={"metavar": "ID"})
+    add_fields(p, SFTConfig, "dataset", "episodes", dataset={"metavar": "FOLDER"})
     add_learning_arguments(p, updates=f"updates (default: {DEFAULT_UPDATES})", weight="none")
-    p.add_argument(
-        "--privileged-coef",
-        type=number(lambda coef: 0.0 <= coef <= 1000.0, "a number in 0 .. 1000"),
-        metavar="X",
-        help="learn beside the actions to tell what the expert saw (places of hand, things and goal), with this weight "
-        f"(default: {defaults_of(SFTConfig)['privileged_coef']:g})",
-    )
+    add_fields(p, SFTConfig, "privileged_coef")
     add_new_run_arguments(
         p,
-        steps="updates",
-        eval_default="0: at the end (default)",
-        save_default="0: when stopped (default: a quarter of -n)",
-        num_envs=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
-        params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
         recipes="recipes of PPO",
         resume="a run folder: go on in place where it was stopped",
+        params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
+        num_envs={"help": "simulators of the evaluation", "default": str(DEFAULT_NUM_ENVS)},
+        eval_freq={"help": "updates between evaluations; 0: at the end (default)", "metavar": "UPDATES"},
+        save_freq={
+            "help": "updates between checkpoints; 0: when stopped",
+            "metavar": "UPDATES",
+            "default": "a quarter of -n",
+        },
     )
     return p
 
 
 def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> None:
     """Add the flags that say how a dataset is learned; `updates` is the help of -n, `weight` the default in words."""
-    sft = defaults_of(SFTConfig)
     p.add_argument("-n", "--n-updates", type=count, metavar="N", help=updates)
-    p.add_argument(
-        "--batch-size",
-        type=frames,
-        metavar="B",
-        help=f"frames per update, all processes together (default: {sft['batch_size']})",
-    )
-    p.add_argument(
-        "--micro-batch-size",
-        type=frames,
-        metavar="M",
-        help="of these, in the network at a time (default: all)",
-    )
-    p.add_argument(
-        "--learning-rate",
-        type=number(lambda rate: 0.0 < rate < 1.0, "a number in 0 .. 1, e.g. 1e-3"),
-        metavar="LR",
-        help=f"at the start, then down to 0 (default: {sft['learning_rate']})",
-    )
-    p.add_argument(
-        "--augment",
-        action="store_true",
-        default=None,
-        help="shift the pictures at random and change their light and colours",
-    )
-    p.add_argument(
-        "--paraphrases",
-        metavar="FILE",
-        help="YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew",
-    )
-    p.add_argument(
-        "--weight",
-        choices=get_args(FrameWeight),
-        help="learn every frame alike (none), solved episodes alone (success), or each frame by its advantage "
-        f"(default: {weight})",
-    )
-    p.add_argument(
-        "--beta",
-        type=number(lambda beta: 0.0 < beta <= 100.0, "a number above 0, at most 100"),
-        metavar="B",
-        help=f"temperature of --weight advantage: small prefers the best frames more (default: {sft['beta']:g})",
-    )
-    p.add_argument(
-        "--gamma",
-        type=number(lambda gamma: 0.0 <= gamma <= 1.0, "a number in 0 .. 1"),
-        metavar="X",
-        help=f"discount of its returns, per simulator step (default: {sft['gamma']})",
-    )
+    add_fields(p, SFTConfig, *LEARNING_FIELDS, paraphrases={"metavar": "FILE"}, weight={"default": weight})
 
 
 def run(argv: Sequence[str]) -> int:

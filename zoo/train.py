@@ -7,15 +7,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.errors import BadValue
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import OneLineParser, count, count_or_zero, pipeline_stages
-from zoo.cli.follow_flags import add_film_arguments, add_tracking_arguments, check_films, tracking_of
+from zoo.cli.arguments import OneLineParser, add_fields
 from zoo.cli.main import guarded, quiet_torch_in_ranks
-from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run
-from zoo.cli.shared_flags import add_new_run_arguments, add_progress_argument, add_worker_error_argument
+from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run, tracking_of
+from zoo.cli.shared_flags import (
+    add_new_run_arguments,
+    add_progress_argument,
+    add_tracking_arguments,
+    add_video_arguments,
+    add_worker_error_argument,
+)
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
-from zoo.config.settings import defaults_of
 from zoo.distributed.placement import check_same_kind
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
@@ -29,54 +34,25 @@ def parser(
     """The flags of `zoo.train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
     p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
-    p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3")
-    p.add_argument(
-        "-n",
-        "--n-timesteps",
-        type=count,
-        metavar="STEPS",
-        help="simulator steps, all envs together (default: the recipe's)",
-    )
+    steps = {"flags": ("-n", "--n-timesteps"), "metavar": "STEPS", "default": "the recipe's"}
+    add_fields(p, RunConfig, "env", "n_timesteps", env={"metavar": "ID"}, n_timesteps=steps)
     add_new_run_arguments(
         p,
-        steps="steps",
-        eval_default="0: at the end (default: also before training and on the way, within a tenth of -n)",
-        save_default="0: at the end (default: the recipe's, else a quarter of -n)",
-        num_envs="simulators side by side, of all processes together (default: the recipe's)",
-        params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
         recipes="one",
         resume="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "
         "of a run: go on from there in a new run folder",
+        params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
+        num_envs={"default": "the recipe's"},
+        eval_freq={"metavar": "STEPS"},
+        save_freq={"metavar": "STEPS", "default": "the recipe's, else a quarter of -n"},
     )
     p.add_argument("-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder")
     add_tracking_arguments(p)
-    add_film_arguments(p)
+    add_video_arguments(p)
     add_worker_error_argument(p, default=None, restart="start it anew, its episodes are lost and not counted")
     add_progress_argument(p)
-    p.add_argument(
-        "--placement",
-        metavar="env=0-1,rollout=2,actor=3",
-        help="which processes simulate, which decide, which learn (default: all)",
-    )
-    p.add_argument(
-        "--offload-idle",
-        action="store_true",
-        default=None,
-        help="keep the optimiser's state in main memory while the policy decides",
-    )
-    p.add_argument(
-        "--max-staleness",
-        type=count_or_zero,
-        metavar="K",
-        help="PPO, with rollout ranks that do not learn: collect with weights up to K updates old "
-        f"(default: {defaults_of(RunConfig)['max_staleness']})",
-    )
-    p.add_argument(
-        "--pipeline-stages",
-        type=pipeline_stages,
-        metavar="K",
-        help="simulate one part of the environments while deciding for another: auto (default; 2 parts where the "
-        "policy is on a GPU), off, on (2 parts), or their number",
+    add_fields(
+        p, RunConfig, "placement", "offload_idle", "max_staleness", "pipeline_stages", placement={"metavar": "ROLES"}
     )
     p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
@@ -95,7 +71,10 @@ def run(argv: Sequence[str]) -> int:
     plan = RunPlan.resolve(config)
     if point is not None:
         check_same_kind(plan.placement, config.placement, point.run.config().placement)
-    check_films(args, collects_elsewhere=not plan.placement.everywhere)
+    if args.video_freq and not plan.placement.everywhere:
+        raise BadValue("--video-freq records episodes of the process that learns; with --placement others play them")
+    if args.video_folder:
+        check_folder(Path(args.video_folder), what="videos", flag="--video-folder DIR")
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
     # Only now: torch takes seconds to import, a typo should not.

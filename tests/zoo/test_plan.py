@@ -24,9 +24,7 @@ def test_a_plan_counts_ranks_and_memory(
     tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(str(tmp_path))
-    said = planned(
-        capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 4 --host-memory 1"
-    )
+    said = planned(capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages 2 --gpu-memory 4 --host-memory 1")
     assert "ranks        8 x 8 envs, 64 in all (8 groups of 1); 8 x 16 decisions of each minibatch" in said
     assert "stages       2 x 4 envs of each rank" in said
     assert "fits         device: yes" in said
@@ -143,7 +141,7 @@ def test_a_placement_says_how_many_ranks_there_are(capsys: pytest.CaptureFixture
     ("flags", "says"),
     [
         ("--env Toy-Reach --num-envs 60 --ranks 8", "Nearest allowed: --num-envs 56 or 64"),
-        ("--env Toy-Reach --gpu-memory many", "must be a number of GiB above 0, got 'many'"),
+        ("--env Toy-Reach --gpu-memory many", "--gpu-memory: must be a number, got 'many'"),
         ("--env Toy-Reach --rank 8", "did you mean '--ranks'?"),
         (
             "--env Toy-Reach --num-envs 8 --ranks 2 --fsdp --placement env=0-1,rollout=0-1,actor=1",

@@ -48,9 +48,9 @@ def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixt
         (["--names", "image"], "KEY=NAME"),
         (["--names", "camera=x"], "camera"),
         (["--names", "image=prompt"], "prompt"),
-        (["--window", "-1"], "milliseconds"),
+        (["--window", "-1"], "--window"),
         (["--token-file", "nowhere"], "nowhere"),
-        (["--idle-timeout", "0"], "seconds"),
+        (["--idle-timeout", "0"], "--idle-timeout"),
         (["--host", "192.0.2.1"], r"192\.0\.2\.1"),  # an address of documentation's
     ],
 )

@@ -1,20 +1,31 @@
-"""Command-line grammar: a parser with errors of one line, and the types of arguments. Imports nothing heavy."""
+"""Command-line grammar: a parser with errors of one line, and flags from configs' fields. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import math
-import sys
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from vla_gym import __version__
-from vla_gym.errors import MOST_SHOWN, BadValue, shortened, shown, unknown_name
-from vla_gym.workers.pool import OnWorkerError
+from vla_gym.errors import MOST_SHOWN, BadValue, VLAZooError, shortened, shown
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.run_config import DEVICE, LARGEST_SEED
-from zoo.config.settings import LARGEST_COUNT, MOST_PROCESSES, yaml_line
+from zoo.config.settings import (
+    Count,
+    CountOrZero,
+    Positive,
+    Processes,
+    Range,
+    Seed,
+    annotations_of,
+    check_value,
+    defaults_of,
+    docs_of,
+    unmarked,
+    yaml_line,
+)
 from zoo.yaml_text import parse_yaml
 
 DEFAULT_NUM_ENVS = 4
@@ -23,20 +34,17 @@ VERSION_TEXT = f"vla-zoo {__version__}"
 RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 """Folders of runs that hold an agent."""
 _OF_RL_ZOO3 = {
-    "hyperparams": "-params, which takes the same key:value pairs",
-    "env-kwargs": "-params, with options of the benchmark's own inside of env_kwargs",
-    "trained-agent": "-i RUN, which goes on with it, or --policy RUN, a new run from its policy",
-    "vec-env": "--num-envs N, whose simulators have processes of their own where they need them",
-    "optimize": "python -m zoo.optimize",
-    "optimize-hyperparameters": "python -m zoo.optimize",
+    "hyperparams": "give -params, which takes the same key:value pairs",
+    "env-kwargs": "give -params, with options of the benchmark's own inside of env_kwargs",
+    "trained-agent": "give -i RUN, which goes on with it, or --policy RUN, a new run from its policy",
+    "vec-env": "give --num-envs N, whose simulators have processes of their own where they need them",
+    "optimize": "call python -m zoo.optimize",
+    "optimize-hyperparameters": "call python -m zoo.optimize",
+    "verbose": "every update is a line, leave it out",
+    "log-interval": "every update is logged, leave it out",
+    "uuid": "run folders are numbered, leave it out",
 }
 """Flag of rl_zoo3, without dashes -> what stands here in its place."""
-_NEEDLESS = {
-    "verbose": "every update is a line",
-    "log-interval": "every update is logged",
-    "uuid": "run folders are numbered",
-}
-"""Flag of rl_zoo3, without dashes -> why nothing stands in its place."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -55,122 +63,92 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        # Argparse's own drops what cannot be written in silence.
-        (file or sys.stdout).write(message)
-
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of `argv`; raises `BadValue` for anything that is no option, no text, or empty."""
         for token in argv:
-            if "\0" in token or not _is_text(token):
+            if "\0" in token or any("\ud800" <= char <= "\udfff" for char in token):
                 self.error(f"{shown(token)} is no UTF-8 text; rename it")
-            if token.startswith("-") and token.endswith("=--"):
-                self.error(f"{token.removesuffix('=--')} needs a value, got '--'")
         args, extra = self.parse_known_args(list(argv))
         for action in self._actions:
             given = getattr(args, action.dest, None)
-            if given == "" or (given == [] and action.nargs is None) or (isinstance(given, list) and "" in given):
+            if given == "" or (isinstance(given, list) and "" in given):
                 self.error(f"{'/'.join(action.option_strings) or action.metavar} must not be empty")
         if extra:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            wrong = extra[0].split("=")[0][:MOST_SHOWN]
-            near = difflib.get_close_matches(wrong, flags, n=1)
-            meant = f"'{near[0]}'" if near else None
-            if "-params" in flags:
-                name = wrong.lstrip("-")
-                if name in _NEEDLESS:
-                    self.error(f"unknown argument {shown(extra[0])}: {_NEEDLESS[name]}, leave it out")
-                meant = _OF_RL_ZOO3.get(name, meant)
-            self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean {meant}?" if meant else ""))
+            self.error(f"unknown argument {shown(extra[0])}{self._hint(extra[0].split('=')[0][:MOST_SHOWN])}")
         return args
 
-
-def _is_text(token: str) -> bool:
-    """Whether the argument was UTF-8: bytes that were not stand in it as lone surrogates."""
-    try:
-        token.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    def _hint(self, wrong: str) -> str:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        if "-params" in flags and (instead := _OF_RL_ZOO3.get(wrong.lstrip("-"))):
+            return f": {instead}"
+        near = difflib.get_close_matches(wrong, flags, n=1)
+        return f", did you mean '{near[0]}'?" if near else ""
 
 
-def whole_number(text: str) -> int:
-    """Return an integer, also written 1e6 or 10_000; raises `argparse.ArgumentTypeError`."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number != int(number):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {shown(text)}")
-    return int(number)
+def value_of(annotation: Any) -> Callable[[str], Any]:
+    """Return an argument type: the values of a setting with this annotation."""
 
-
-def integer_in(low: int, high: int) -> Callable[[str], int]:
-    """Return an argument type: whole numbers in `low` .. `high`."""
-
-    def parse(text: str) -> int:
-        value = whole_number(text)
-        if value < low:
-            wanted = f"in {low} .. {high}" if high == LARGEST_SEED else "0 or more" if low == 0 else f"at least {low}"
-            raise argparse.ArgumentTypeError(f"must be {wanted}, got {shortened(text, MOST_SHOWN)}")
-        if value > high:
-            raise argparse.ArgumentTypeError(f"must be in {low} .. {high}, got {shortened(text, MOST_SHOWN)}")
-        return value
-
-    return parse
-
-
-count, count_or_zero = integer_in(1, LARGEST_COUNT), integer_in(0, LARGEST_COUNT)
-"""Steps, episodes, updates."""
-processes, threads = integer_in(1, MOST_PROCESSES), integer_in(1, 4096)
-"""Simulators or ranks; CPU threads."""
-frames = integer_in(1, 2**20)
-"""Frames of demonstrations in memory together."""
-seed = integer_in(0, LARGEST_SEED)
-"""A seed that numpy and torch both take."""
-
-
-def device(text: str) -> str:
-    """Return the name of a torch device that commands know; whether this machine has it is asked later."""
-    if not DEVICE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"no device {shown(text)}. Allowed: auto, cpu, cuda, cuda:<index>")
-    return text
-
-
-def number(allowed: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    """Return an argument type: numbers that are `allowed`, `wanted` in words."""
-
-    def parse(text: str) -> float:
+    def parse(text: str) -> Any:
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not allowed(value):
-            raise argparse.ArgumentTypeError(f"must be {wanted}, got {shown(text)}")
-        return value
+            return check_value(annotation, text, "")
+        except VLAZooError as error:
+            raise argparse.ArgumentTypeError(str(error).strip()) from error
 
     return parse
 
 
-def worker_error(text: str) -> str:
-    """Return one of the two ways to meet a failed worker."""
-    if text not in get_args(OnWorkerError):
-        raise argparse.ArgumentTypeError(str(unknown_name("way", text, get_args(OnWorkerError))))
-    return text
+count, count_or_zero = value_of(Count), value_of(CountOrZero)
+"""Steps, episodes, updates."""
+processes, seed, positive = value_of(Processes), value_of(Seed), value_of(Positive)
+share = value_of(Annotated[float, Range(above=0, high=1)])
+"""A part of something, not none of it."""
 
 
-PIPELINE_WORDS: dict[str, int | str] = {"off": 1, "on": 2, "auto": "auto"}
-"""Word -> number of stages."""
+def add_fields(
+    parser: argparse.ArgumentParser, record: type, *names: str, **overrides: Mapping[str, str | Sequence[str]]
+) -> None:
+    """Add a flag for each of these fields of a config, by default for all: its type, range and help are the field's.
+
+    The value of a flag that is not given is None. `overrides`: field -> "flags" (its spellings), "default" (in words,
+    where it is not the field's own), "help" (in place of the docstring), "metavar".
+    """
+    annotations, docs, defaults = annotations_of(record), docs_of(record), defaults_of(record)
+    for name in names or annotations:
+        own = overrides.get(name, {})
+        text, _, none = _help(docs[name]).partition("; none: ")
+        text = str(own.get("help") or text)
+        default = own.get("default") or none or ("" if defaults.get(name) in (None, False, "") else defaults[name])
+        options = _flag_options(annotations[name])
+        if "metavar" in own:
+            options["metavar"] = own["metavar"]
+        parser.add_argument(
+            *own.get("flags", [flag_of(name)]),
+            dest=name,
+            help=(f"{text} (default: {default})" if default else text).replace("%", "%%"),
+            **options,
+        )
 
 
-def pipeline_stages(text: str) -> int | str:
-    """Return a number of stages >= 1, or of off (1), on (2), auto."""
-    if text in PIPELINE_WORDS:
-        return PIPELINE_WORDS[text]
-    try:
-        return count(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}; or one of {', '.join(PIPELINE_WORDS)}") from error
+def _help(doc: str) -> str:
+    """Return the first sentence of a docstring as help; its default stands behind "; none: "."""
+    sentence = re.split(r"(?<!e\.g)\.(?:\s|$)", doc)[0]
+    return sentence[0].lower() + sentence[1:] if sentence.split()[0][1:].islower() else sentence
+
+
+def _flag_options(annotation: Any) -> dict[str, Any]:
+    """Return how argparse reads a value: whether there are several, their type, and their name in the help."""
+    kind = unmarked(annotation)[0]
+    kinds = [unmarked(one)[0] for one in get_args(kind)] if get_origin(kind) in (Union, UnionType) else [kind]
+    if bool in kinds:
+        return {"action": "store_true", "default": None}
+    if Sequence[str] in kinds:
+        return {"nargs": "+", "metavar": "NAME"}
+    if Mapping[str, Any] in kinds and float not in kinds:
+        return {"nargs": "+", "metavar": "KEY:VALUE"}
+    words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    letter = "N" if int in kinds else "X" if float in kinds else "NAME"
+    metavar = f"{{{','.join(words)}}}" if words and letter == "NAME" else letter
+    return {"type": value_of(annotation), "metavar": metavar}
 
 
 def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:

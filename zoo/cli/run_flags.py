@@ -20,7 +20,6 @@ from vla_gym.vector.instructions import with_instructions
 from vla_policies.conventions import check_lengths
 from zoo.cli.acting import check_acting, check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
-from zoo.cli.follow_flags import tracking_of
 from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.recipe import over_recipe
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm, check_once
@@ -33,14 +32,13 @@ from zoo.config.run_config import (
     RunConfig,
     benchmark_options,
     build_config,
-    check_arithmetic,
     check_settings,
     env_options,
     sft_config,
     without_counts,
 )
-from zoo.config.settings import defaults_of
-from zoo.config.tracking import check_tracking
+from zoo.config.settings import annotations_of, defaults_of
+from zoo.config.tracking import Tracking, check_tracking
 from zoo.distributed.placement import ALL, parse_placement
 from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
@@ -84,6 +82,12 @@ def given_evaluation(args: argparse.Namespace, algo: str) -> dict[str, Any]:
     if "eval_env_kwargs" in given:
         given["eval_env_kwargs"] = key_values(given["eval_env_kwargs"], flag="--eval-env-kwargs")
     return check_settings(algo, given, "--eval-...")
+
+
+def tracking_of(args: argparse.Namespace) -> Tracking:
+    """Return the trackers that the flags ask for, unchecked."""
+    given = given_flags(args, *annotations_of(Tracking))
+    return Tracking(**{**given, "trackers": list(dict.fromkeys(given.get("trackers", ())))})
 
 
 def check_services(args: argparse.Namespace) -> None:
@@ -167,7 +171,6 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
     if on_worker_error is not None:
         changed["env_options"] = {**config.env_options, "on_worker_error": on_worker_error}
     config = replace(config, **changed)
-    check_arithmetic(config)
     for folder in config.algorithm.bc_folders:
         if not folder.is_dir():
             raise BadValue(
@@ -256,7 +259,6 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         entry=entry,
         **{"eval_freq": 0, "save_freq": max(1, num_updates // 4), **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
     )
-    check_arithmetic(config)
     return with_start_states(config, asked=args.eval_episodes is not None)
 
 
@@ -343,6 +345,4 @@ def resolve_resumed_finetuning(args: argparse.Namespace, point: ResumePoint) -> 
                 f"the dataset of '{point.run.path}' is not in '{folder}' (any more); if it was moved, say where "
                 "it is with --dataset FOLDER, all of them if it learns from several"
             )
-    config = replace(config, algo_kwargs=asdict(learning), **given_flags(args, *_SFT_ANYTIME))
-    check_arithmetic(config)
-    return config
+    return replace(config, algo_kwargs=asdict(learning), **given_flags(args, *_SFT_ANYTIME))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import math
+from collections.abc import Mapping
+from typing import Annotated
 
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from zoo.cli.arguments import (
     DEFAULT_NUM_ENVS,
     RUN_ALGORITHMS,
+    add_fields,
     count,
     count_or_zero,
-    device,
-    number,
-    processes,
-    seed,
-    threads,
-    worker_error,
+    value_of,
 )
-
-_temperature = number(lambda value: 0.0 < value < math.inf, "a number above 0, e.g. 1.6")
+from zoo.config.evaluation_options import EvalOptions
+from zoo.config.run_config import EnvOptions, PolicyOptions, RunConfig
+from zoo.config.settings import Range
+from zoo.config.tracking import Tracking
 
 
 def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
@@ -49,104 +49,42 @@ def add_progress_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None) -> None:
     """Add `--device` and `--num-threads`; `default` None leaves the device to the run."""
-    parser.add_argument(
-        "--device",
-        type=device,
-        default=default,
-        metavar="D",
-        help="torch device: auto, cpu, cuda, cuda:1 (default: auto)",
-    )
-    parser.add_argument("--num-threads", type=threads, metavar="N", help="torch CPU threads (default: torch's choice)")
+    add_fields(parser, RunConfig, "device", "num_threads")
+    parser.set_defaults(device=default)
 
 
 def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, restart: str) -> None:
     """Add `--on-worker-error`; `restart` describes that choice, `default` None leaves it to the run."""
-    parser.add_argument(
-        "--on-worker-error",
-        type=worker_error,
-        default=default,
-        metavar="{raise,restart}",
-        help=f"a simulator that dies, hangs or raises ends the command, or: {restart} "
-        f"(default: {default or 'restart'})",
-    )
+    text = f"a simulator that dies, hangs or raises ends the command, or: {restart}"
+    add_fields(parser, EnvOptions, "on_worker_error", on_worker_error={"help": text, "default": default or "restart"})
+    parser.set_defaults(on_worker_error=default)
 
 
 def add_new_run_arguments(
-    parser: argparse.ArgumentParser,
-    *,
-    steps: str,
-    eval_default: str,
-    save_default: str,
-    num_envs: str,
-    params: str,
-    recipes: str,
-    resume: str,
+    parser: argparse.ArgumentParser, *, recipes: str, resume: str, params: str, **overrides: Mapping[str, str]
 ) -> None:
-    """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
-    parser.add_argument("--policy", metavar="NAME", help="family, checkpoint or run folder, or Hub id (default: nano)")
-    parser.add_argument("--num-envs", type=processes, metavar="N", help=num_envs)
-    parser.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
+    """Add the flags that `zoo.train` and `zoo.sft` share; `overrides` are those of `add_fields` for `RunConfig`."""
+    own = {
+        "policy": {"default": "nano"},
+        "seed": {"default": "drawn and stored"},
+        "eval_episodes": {"default": "the recipe's"},
+        "eval_tasks": {"metavar": "ID"},
+        **overrides,
+    }
+    add_fields(parser, RunConfig, "policy", "num_envs", "seed", **own)
     parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
     parser.add_argument("-i", "--resume", metavar="RUN", help=resume)
     add_params_argument(parser, params)
     parser.add_argument("-conf", "--conf-file", metavar="FILE", help=f"YAML file instead of the packaged {recipes}")
-    parser.add_argument(
-        "--eval-freq",
-        type=count_or_zero,
-        metavar=steps.upper(),
-        help=f"{steps} between evaluations; {eval_default}",
-    )
-    parser.add_argument(
-        "--eval-episodes",
-        type=count_or_zero,
-        metavar="N",
-        help="start states evaluated; 0: none (default: the recipe's)",
-    )
-    _add_evaluation_arguments(parser)
-    parser.add_argument(
-        "--eval-tasks",
-        nargs="+",
-        metavar="ID",
-        help="evaluate on those tasks of --env that these environments have, e.g. LIBERO-Object LIBERO-Goal "
-        "(default: on all of them)",
-    )
-    parser.add_argument(
-        "--save-freq",
-        type=count_or_zero,
-        metavar=steps.upper(),
-        help=f"{steps} between checkpoints; {save_default}",
-    )
+    add_fields(parser, RunConfig, "eval_freq", "eval_episodes", "eval_tasks", "save_freq", **own)
+    add_fields(parser, EvalOptions)
     add_device_arguments(parser, default=None)
     add_gym_packages_argument(parser)
 
 
-def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the settings `zoo.config.evaluation_options.EvalOptions` of evaluations during training."""
-    parser.add_argument("--eval-env", metavar="ID", help="evaluate there, e.g. on held-out tasks (default: --env)")
-    parser.add_argument(
-        "--eval-split", metavar="NAME", help="start states of another split, e.g. test (default: the run's own)"
-    )
-    parser.add_argument(
-        "--eval-env-kwargs",
-        nargs="+",
-        metavar="KEY:VALUE",
-        help="the benchmark's options in evaluations, over the run's, e.g. protocol:lerobot",
-    )
-    parser.add_argument(
-        "--eval-stochastic", action="store_true", default=None, help="sample actions in evaluations, too"
-    )
-    parser.add_argument("--eval-temperature", type=_temperature, metavar="T", help="sample there at this temperature")
-    parser.add_argument(
-        "--eval-top-k", type=count_or_zero, metavar="K", help="sample there among the K likeliest tokens"
-    )
-    parser.add_argument(
-        "--eval-rounds", type=count, metavar="N", help="episodes of every start state, with other noise (default: 1)"
-    )
-
-
 def add_policy_arguments(parser: argparse.ArgumentParser, *, default_split: str = "as trained") -> None:
     """Add the selectors of every command that rolls a policy out."""
-    parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
+    add_fields(parser, RunConfig, "env", env={"metavar": "ID"})
     parser.add_argument(
         "-i",
         "--run",
@@ -160,26 +98,28 @@ def add_policy_arguments(parser: argparse.ArgumentParser, *, default_split: str 
     parser.add_argument(
         "--server-conf", metavar="FILE", help="YAML about a policy server: protocol, names, timeout, policy"
     )
-    parser.add_argument(
-        "--unnorm-key",
-        metavar="KEY",
-        help="data set whose action statistics a published checkpoint is to use",
-    )
-    parser.add_argument(
-        "--split", metavar="NAME", help=f"start states of another split, e.g. test (default: {default_split})"
-    )
+    add_fields(parser, PolicyOptions, "unnorm_key")
+    add_fields(parser, EnvOptions, "split", split={"default": default_split})
     add_params_argument(
         parser,
         "environment settings over the run's or the recipe's, and how the policy is opened, e.g. "
         "'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: tokens}}'",
     )
     add_gym_packages_argument(parser)
-    parser.add_argument(
-        "--num-envs", type=processes, metavar="N", help=f"simulators side by side (default: {DEFAULT_NUM_ENVS})"
-    )
+    add_fields(parser, RunConfig, "num_envs", num_envs={"default": str(DEFAULT_NUM_ENVS)})
     add_device_arguments(parser, default="auto")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
-    _add_decoding_arguments(parser)
+    add_fields(parser, RunConfig, "seed", seed={"help": "seed of sampled actions", "default": "0"})
+    parser.set_defaults(seed=0)
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--stochastic", action="store_true", help="sample actions instead of deterministic ones")
+    actions.add_argument(
+        "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
+    )
+    own = {"default": "the policy's own"}
+    add_fields(parser, PolicyOptions, "temperature", "top_k", temperature=own, top_k=own)
+    parser.add_argument(
+        "--rounds", type=count, metavar="N", help="play every start state N times, each with other noise (default: 1)"
+    )
     parser.add_argument(
         "--instructions",
         metavar="FILE",
@@ -187,26 +127,6 @@ def add_policy_arguments(parser: argparse.ArgumentParser, *, default_split: str 
     )
     add_worker_error_argument(parser, default="raise", restart="start it anew and run its episodes again")
     add_progress_argument(parser)
-
-
-def _add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_mutually_exclusive_group()
-    actions.add_argument("--stochastic", action="store_true", help="sample actions instead of deterministic ones")
-    actions.add_argument(
-        "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=_temperature,
-        metavar="T",
-        help="sample action tokens at this temperature (default: the policy's own)",
-    )
-    parser.add_argument(
-        "--top-k", type=count_or_zero, metavar="K", help="sample among the K likeliest tokens only, 0: all"
-    )
-    parser.add_argument(
-        "--rounds", type=count, metavar="N", help="play every start state N times, each with other noise (default: 1)"
-    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -246,4 +166,44 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> N
         type=count,
         metavar="STEPS",
         help="as many episodes as last so many simulator steps when none is solved",
+    )
+
+
+def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--track` and the names of a run at its trackers; rl_zoo3's flags where it has them."""
+    add_fields(
+        parser,
+        Tracking,
+        trackers={"flags": ("--track",), "metavar": "TRACKER"},
+        project={"flags": ("--project-name", "--wandb-project-name")},
+        run_name={"flags": ("--run-name",)},
+        entity={"flags": ("--wandb-entity",), "metavar": "TEAM"},
+        group={"flags": ("--wandb-group",), "metavar": "GROUP"},
+        tags={"flags": ("-tags", "--wandb-tags"), "metavar": "TAG"},
+    )
+
+
+def add_video_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of videos that training writes."""
+    parser.add_argument(
+        "--video-freq",
+        type=count_or_zero,
+        default=0,
+        metavar="STEPS",
+        help="record the first nine training episodes that begin after every so many steps; 0: none (default)",
+    )
+    parser.add_argument(
+        "--video-folder", metavar="DIR", help="videos in DIR/<algo>/<run>, not in videos/ of the run folder"
+    )
+    parser.add_argument("--no-eval-video", action="store_true", help="do not record the last evaluation")
+
+
+def add_video_size_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--video-size`."""
+    parser.add_argument(
+        "--video-size",
+        type=value_of(Annotated[int, Range(low=SMALLEST_IMAGE, high=LARGEST_IMAGE)]),
+        metavar="PIXELS",
+        help="side of each video's images, e.g. 480: the episodes are played once more to render them (default: the "
+        "policy's own images)",
     )

@@ -264,27 +264,29 @@ class SFTConfig:
     """Settings of `zoo.sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
 
     dataset: Texts
-    """LeRobotDataset folder, or several, which are learned together."""
+    """LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together."""
     episodes: Count | None = None
-    """How many episodes of each; None = all."""
-    batch_size: Decisions = 64
-    """Frames per update, all ranks together."""
-    micro_batch_size: Decisions | None = None
-    """Frames in the network at a time, gradients gathered; None = all of an update's."""
-    learning_rate: float = 1e-3
-    """At the start, in 0 .. 1; goes down to 0 in a straight line."""
+    """Learn the first N episodes of each only; none: all."""
+    batch_size: Annotated[int, Range(low=1, high=2**20)] = 64
+    """Frames per update, all processes together."""
+    micro_batch_size: Annotated[int, Range(low=1, high=2**20)] | None = None
+    """Of these, in the network at a time, gradients summed; none: all."""
+    learning_rate: Annotated[float, Range(above=0, below=1)] = 1e-3
+    """At the start, then down to 0 in a straight line."""
     max_grad_norm: Positive = 1.0
     """Global norm at which a gradient is cut."""
     augment: bool = False
-    """Whether pictures are changed at random, see `zoo.imitation.augmentation`."""
+    """Shift the images at random and change their light and colours. See `zoo.imitation.augmentation`."""
     paraphrases: str | None = None
-    """YAML file of other words for the taught sentences, see `zoo.imitation.paraphrases`."""
+    """YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew."""
     weight: FrameWeight = "none"
-    """Weight of a frame, see `zoo.imitation.weights`."""
+    """Learn every frame alike (none), solved episodes alone (success), or each frame by its advantage. See
+    `zoo.imitation.weights`."""
     beta: Positive = 1.0
-    """Temperature of `weight` "advantage", in standard deviations of the advantage. arXiv:1910.00177."""
+    """Temperature of weight "advantage", in standard deviations: small prefers the best frames more. arXiv:1910.00177.
+    """
     gamma: Fraction = 0.99
-    """Discount per simulator step of the returns behind that advantage."""
+    """Discount of its returns, per simulator step."""
     privileged_coef: NonNegative = 0.0
     """Weight of the error of a head that predicts what the expert saw: places of hand, things and goal."""
 

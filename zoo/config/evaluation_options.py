@@ -16,19 +16,19 @@ class EvalOptions(TypedDict, total=False):
     """Settings of evaluations during training; without them the policy's deterministic actions, as it is trained."""
 
     eval_env: str
-    """Another environment of the same actions, such as held-out tasks."""
+    """Evaluate there, e.g. on held-out tasks, which need the same actions; none: in the run's environment."""
     eval_split: str
-    """Split of the start states."""
+    """Start states of another split, e.g. test; none: the run's own."""
     eval_env_kwargs: Mapping[str, Any]
-    """Options of the benchmark's family, over the run's `env_kwargs`."""
+    """The benchmark's options in evaluations, over the run's, e.g. protocol:lerobot."""
     eval_stochastic: bool
-    """Sample actions, as in training."""
+    """Sample actions in evaluations, too."""
     eval_temperature: Positive
-    """Temperature of sampled action tokens; implies `eval_stochastic`."""
+    """Sample action tokens there at this temperature."""
     eval_top_k: CountOrZero
-    """Sample among the k likeliest tokens, 0 = all; implies `eval_stochastic`."""
+    """Sample there among the K likeliest tokens; 0: all."""
     eval_rounds: Count
-    """Episodes of every start state."""
+    """Episodes of every start state, with other noise; none: 1."""
 
 
 EVAL_OPTIONS = annotations_of(EvalOptions)

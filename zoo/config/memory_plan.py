@@ -126,7 +126,7 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
 
 def simulator_needs(benchmark: Benchmark, num_envs: int, num_workers: int, what: str = "simulators") -> list[Need]:
     """Return `num_envs` simulators of one rank; nothing if they are a few arrays in the process itself."""
-    if benchmark.extra not in WORKER_BYTES or benchmark.batched:
+    if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
         return []
     workers = max(1, min(num_workers, num_envs))
     first, per_model, per_slot = WORKER_BYTES[benchmark.extra]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
-from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
+from vla_gym.errors import BadValue, check_known, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from vla_gym.rewards import RewardKind
 from vla_gym.workers.pool import OnWorkerError
@@ -25,48 +24,64 @@ from zoo.config.settings import (
     MOST_PROCESSES,
     Count,
     CountOrZero,
+    Device,
+    EnvId,
     NonNegative,
     Positive,
     Processes,
     Range,
     Seconds,
+    Seed,
+    Threads,
     annotations_of,
     check_fields,
     check_value,
-    defaults_of,
 )
 from zoo.evaluation.protocol import EvaluationProtocol
-
-LARGEST_SEED = 2**32 - 1
-"""The largest that `numpy.random.seed` takes."""
 
 
 class EnvOptions(TypedDict, total=False):
     """Keyword arguments of `vla_gym.make_vec`, which has their defaults."""
 
     chunk: Annotated[int, Range(low=1, high=10_000)]
+    """K, simulator steps of one decision, at most."""
     group_size: Processes
+    """G, adjacent environments that share their start states."""
     image_size: Annotated[int, Range(low=SMALLEST_IMAGE, high=LARGEST_IMAGE)]
+    """Side of the square images, pixels."""
     wrist_camera: bool
+    """Whether observations have the wrist camera's image."""
     state: bool
+    """Whether observations have the robot's state."""
     instructions: Mapping[str, Any]
+    """Task name -> other words for it."""
     reward: RewardKind
+    """How the simulator's reward becomes the step's."""
     reward_scale: Positive
+    """Factor of the reward."""
     split: str
+    """Start states of another split, e.g. test."""
     num_workers: Annotated[int, Range(low=0, high=MOST_PROCESSES)]
+    """Processes that simulate; 0: in this one."""
     on_worker_error: OnWorkerError
+    """What a simulator that dies, hangs or raises brings."""
     step_timeout: Seconds
+    """Seconds that a step may take."""
     reset_timeout: Seconds
+    """Seconds that a reset may take."""
     env_kwargs: Mapping[str, Any]
     """Options of the benchmark's family; `RunConfig.env_options` holds them beside the others."""
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Keyword arguments of the optimiser."""
+    """Keyword arguments of the optimiser, AdamW's."""
 
     eps: Positive
+    """Added to the denominator."""
     weight_decay: NonNegative
+    """Decoupled decay of the weights."""
     betas: Annotated[tuple[float, float], Range(low=0, below=1)]
+    """Decay of the running means of gradient and squared gradient."""
 
 
 class StartWeights(TypedDict, total=False):
@@ -91,17 +106,29 @@ class PolicyOptions(TypedDict, total=False):
     """Keyword arguments of `vla_policies.VLAPolicy` that a run may set; the class has their defaults."""
 
     backbone_kwargs: Mapping[str, Any]
+    """Settings of the family's network."""
     family: str
+    """Family of a checkpoint that does not say it."""
     unnorm_key: str
+    """Data set whose action statistics a published checkpoint is to use."""
     revision: str
+    """Commit, tag or branch of a Hub id."""
     base: str
+    """Model that an adapter belongs to, in place of the one it names."""
     verify: bool
+    """Whether the checkpoint's hashes are compared."""
     temperature: Positive
+    """Sample action tokens at this temperature."""
     top_k: CountOrZero
+    """Sample among the K likeliest tokens only; 0: all."""
     greedy: Literal["likeliest", "mean"]
+    """Deterministic action token: the likeliest, or the one nearest the mean."""
     compile: bool
+    """Whether the network is compiled with torch.compile."""
     value_lr: Positive | None
+    """The critic's learning rate; null: the policy's."""
     optimizer_kwargs: OptimizerOptions
+    """Keyword arguments of the optimiser."""
 
 
 ENV_OPTIONS = annotations_of(EnvOptions)
@@ -115,30 +142,31 @@ class RunConfig:
     """Everything that decides what a run computes (plus where it computes it)."""
 
     algo: str
-    """Key of `zoo.config.algorithm_configs.ALGORITHMS`, or "sft"."""
-    env: str
-    """Environment id, e.g. "LIBERO-Spatial/3"."""
+    """ppo, grpo, or sft."""
+    env: EnvId
+    """Environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3."""
     policy: str
-    """Family name (fresh weights) or checkpoint folder."""
+    """Family (fresh weights, or those of its recipe), checkpoint or run folder, or Hub id."""
     n_timesteps: Count
     """Simulator steps to train for, all environments together."""
     num_envs: Processes
-    """N, simulators side by side."""
-    seed: int
-    """Seeds weights, sampling and start states."""
-    device: str = "auto"
-    """Torch device."""
-    num_threads: int | None = None
-    """Torch CPU threads; None leaves torch's own choice."""
+    """Simulators side by side, of all processes together."""
+    seed: Seed
+    """Seed of weights, sampling and start states."""
+    device: Device = "auto"
+    """Torch device: auto, cpu, cuda, cuda:1."""
+    num_threads: Threads | None = None
+    """Torch CPU threads; none: torch's choice."""
     eval_freq: CountOrZero | None = None
-    """Simulator steps between evaluations; 0 evaluates at the end only. None: there, before training and on the
-    way as often as `zoo.training.evaluation.evaluations_before_the_end` affords."""
+    """Simulator steps between evaluations; 0: at the end only; none: there, before training and on the way, within a
+    tenth of the run. See `zoo.training.evaluation.evaluations_before_the_end`."""
     eval_episodes: CountOrZero = 20
-    """Episodes of each evaluation, always on the same start states; 0 evaluates never."""
+    """Episodes of each evaluation, always on the same start states; 0: none."""
     eval_tasks: Sequence[str] = field(default_factory=list)
-    """Environment ids whose tasks, as far as `env` has them, are evaluated; none stands for all tasks of `env`."""
+    """Evaluate on those tasks of the environment that these environments have, e.g. LIBERO-Object LIBERO-Goal; none:
+    all."""
     save_freq: CountOrZero = 0
-    """Simulator steps between checkpoints; 0 saves at the end only."""
+    """Simulator steps between checkpoints; 0: at the end only."""
     eval_options: Mapping[str, Any] = field(default_factory=dict)
     """`EvalOptions`: how evaluations differ from training."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
@@ -149,14 +177,44 @@ class RunConfig:
     """Those settings of the algorithm that were given; schedules are mappings."""
     entry: str = ""
     """The hyperparameter entry that the numbers started from."""
-    pipeline_stages: int | str = "auto"
-    """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
+    pipeline_stages: Processes | Literal["auto"] = "auto"
+    """Simulate one part of a process's environments while deciding for another; their number, or auto: 2 where the
+    policy is on a GPU."""
     placement: str = "all"
-    """The ranks that simulate, decide and learn; see `zoo.distributed.placement`."""
+    """Processes that simulate, that decide and that learn, e.g. env=0-1,rollout=2,actor=3."""
     offload_idle: bool = False
-    """Move the optimiser's state to main memory while the policy decides."""
-    max_staleness: int = 0
-    """Updates by which the weights that collect a rollout may be behind; 0 waits for each."""
+    """Keep the optimiser's state in main memory while the policy decides."""
+    max_staleness: CountOrZero = 0
+    """Updates by which the weights that collect a rollout may be behind, where other processes learn."""
+
+    def __post_init__(self) -> None:
+        """Raise `BadValue` for counts out of range, that do not divide, or that contradict each other."""
+        for name in (*_RUN_SETTINGS, "seed"):
+            check_value(annotations_of(RunConfig)[name], getattr(self, name), name)
+        check_fields(EVAL_OPTIONS, self.eval_options, "eval_options")
+        _ = self.evaluation
+        if self.algo not in ALGORITHMS:
+            return
+        settings = self.algorithm
+        if isinstance(settings, PPOConfig):
+            if settings.rounds_per_update is not None and "n_steps" in self.algo_kwargs:
+                raise BadValue(
+                    "rounds_per_update and n_steps are two ways to say when a rollout ends, got both; for n_steps "
+                    "decisions with automatic resets set rounds_per_update:null"
+                )
+            if settings.normalize_advantage and min(settings.batch_size, self.num_envs * settings.n_steps) < 2:
+                raise BadValue(
+                    "normalize_advantage needs at least 2 decisions, got "
+                    f"batch_size={settings.batch_size}, n_steps x num_envs = {self.num_envs * settings.n_steps}"
+                )
+        elif self.group_size < 2:
+            raise BadValue(f"GRPO compares episodes of a group: group_size must be at least 2, got {self.group_size}")
+        if self.num_envs % self.group_size:
+            near = max(self.group_size, round(self.num_envs / self.group_size) * self.group_size)
+            raise BadValue(
+                f"num_envs={self.num_envs} is not a multiple of group_size={self.group_size}: every group needs all "
+                f"its environments. Nearest allowed: --num-envs {near}"
+            )
 
     @property
     def algorithm(self) -> PPOConfig | GRPOConfig:
@@ -206,18 +264,10 @@ PER_PROCESS = "num_envs_per_process"
 """Setting in the place of `num_envs`: environments of each process that collects."""
 
 
-_SFT_SINCE_FIRST_VERSION = frozenset({"paraphrases", "weight", "beta", "gamma", "privileged_coef"})
-"""Fields of `SFTConfig` that runs of 0.1 do not have; their defaults are what those runs did."""
-
-
 def sft_config(config: RunConfig) -> SFTConfig:
-    """Return the settings of a fine-tuning run; raises `BadValue` where its `config.yml` has others."""
-    known = annotations_of(SFTConfig)
-    if config.algo_kwargs.keys() | _SFT_SINCE_FIRST_VERSION != known.keys():
-        raise BadValue(
-            f"algo_kwargs of a fine-tuning run must be {', '.join(sorted(known))}; config.yml has "
-            f"{', '.join(sorted(config.algo_kwargs)) or 'none'}"
-        )
+    """Return the settings of a fine-tuning run; raises `BadValue` where its `config.yml` lacks its dataset."""
+    if "dataset" not in config.algo_kwargs:
+        raise BadValue("algo_kwargs of a fine-tuning run lack 'dataset', the folder of its demonstrations")
     return SFTConfig(**config.algo_kwargs)
 
 
@@ -279,7 +329,7 @@ def build_config(
         if name not in values:
             raise BadValue(f"setting '{name}' is missing: give it in the hyperparameter entry or on the command line")
     run = {name: values[name] for name in (*_RUN_SETTINGS, "policy_kwargs") if name in values}
-    config = RunConfig(
+    return RunConfig(
         algo=check_algorithm(algo),
         env=env,
         policy=policy,
@@ -288,55 +338,12 @@ def build_config(
         algo_kwargs={name: values[name] for name in annotations_of(ALGORITHMS[algo]) if name in values},
         **{"save_freq": max(1, values["n_timesteps"] // 4), **run, **others},
     )
-    check_arithmetic(config)
-    return config
 
 
 def env_options(values: Mapping[str, Any], *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
     names = [name for name in ENV_OPTIONS if name not in ("env_kwargs", *without)]
     return {name: values[name] for name in names if name in values} | values.get("env_kwargs", {})
-
-
-def check_arithmetic(config: RunConfig) -> None:
-    """Raise `BadValue` for counts that are too small or do not divide, naming the nearest that does."""
-    for name in _RUN_SETTINGS:
-        check_value(annotations_of(RunConfig)[name], getattr(config, name), name)
-    check_integer("seed", config.seed, 0, LARGEST_SEED)
-    check_fields(EVAL_OPTIONS, config.eval_options, "eval_options")
-    _ = config.evaluation  # raises for settings that contradict each other
-    if config.algo_kwargs.get("rounds_per_update") is not None and "n_steps" in config.algo_kwargs:
-        raise BadValue(
-            "rounds_per_update and n_steps are two ways to say when a rollout ends, got both; for n_steps decisions "
-            "with automatic resets set rounds_per_update:null"
-        )
-    _check_normalisation(config)
-    if config.algo in ALGORITHMS:
-        _ = config.algorithm
-    group = config.group_size
-    if config.algo == "grpo" and group < 2:
-        raise BadValue(
-            f"GRPO compares the members of a group, got group_size={group}; give at least 2, e.g. group_size:8"
-        )
-    if config.num_envs % group:
-        near = max(group, round(config.num_envs / group) * group)
-        raise BadValue(
-            f"num_envs={config.num_envs} is not a multiple of group_size={group}: every group needs all its "
-            f"environments. Nearest allowed: --num-envs {near}"
-        )
-
-
-def _check_normalisation(config: RunConfig) -> None:
-    """PPO normalises advantages over a rollout, which takes two decisions."""
-    settings = {**defaults_of(PPOConfig), **config.algo_kwargs}
-    if config.algo != "ppo" or not settings["normalize_advantage"]:
-        return
-    for name, count in (
-        ("batch_size", settings["batch_size"]),
-        ("n_steps x num_envs", config.num_envs * settings["n_steps"]),
-    ):
-        if count < 2:
-            raise BadValue(f"{name} must be at least 2 to normalise advantages, got {count}")
 
 
 def benchmark_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,47 +364,28 @@ def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
             raise unknown_name(f"setting in {where}", str(name), known, show=20)
     if lacking := [name for name in known if name not in values and name not in _SINCE_FIRST_VERSION]:
         raise BadValue(f"{where} lacks {', '.join(lacking)}, which every run writes")
-    config = RunConfig(**_checked_fields(values, where))
-    try:
-        check_arithmetic(config)
-    except BadValue as error:
-        raise BadValue(f"{where}: {error}") from error
-    return config
-
-
-_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options")
-"""Fields that runs of 0.1 do not have; their defaults are what those runs did."""
-DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
-"""Names of torch devices that runs know."""
-_ENV_ID = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*){0,2}")
-
-
-def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of a `config.yml`, each checked as the same setting is in `-params`."""
-    algo, env, device = values["algo"], values["env"], values["device"]
+    checked = check_fields(known, values, where)
+    algo = checked["algo"]
     check_known(f"algorithm ({where}: algo)", algo, (*ALGORITHMS, "sft"))
-    if not isinstance(env, str) or not _ENV_ID.fullmatch(env):
-        raise BadValue(f"{where}: env must be an environment id such as LIBERO-Spatial/3, got {shown(env)}")
-    if not isinstance(device, str) or not DEVICE.fullmatch(device):
-        raise BadValue(f"{where}: device must be one of auto, cpu, cuda, cuda:<index>, got {shown(device)}")
-    stages = values["pipeline_stages"]
-    if stages != "auto":
-        check_value(Processes, stages, f"{where}: pipeline_stages")
-    others = {name: value for name, value in values.items() if name != "pipeline_stages"}
-    checked = check_fields(annotations_of(RunConfig), others, where)
-    known = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
     given = {
         name: value
         for name, value in checked["algo_kwargs"].items()
         if name not in REMOVED_SETTINGS or value != REMOVED_SETTINGS[name]
     }
-    return {
-        **checked,
-        "pipeline_stages": stages,
+    settings = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
+    checked |= {
         "env_options": _checked_options(checked["env_options"], f"{where}: env_options"),
         "policy_kwargs": check_value(PolicyOptions, values["policy_kwargs"], f"{where}: policy_kwargs"),
-        "algo_kwargs": check_fields(known, given, f"{where}: algo_kwargs"),
+        "algo_kwargs": check_fields(settings, given, f"{where}: algo_kwargs"),
     }
+    try:
+        return RunConfig(**checked)
+    except BadValue as error:
+        raise BadValue(f"{where}: {error}") from error
+
+
+_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options")
+"""Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 
 
 def _plain(value: Any) -> Any:

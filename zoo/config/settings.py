@@ -1,21 +1,24 @@
-"""Checks settings against annotations: types, ranges, words, nearest names. Imports nothing heavy."""
+"""Settings as typed fields: annotations, defaults, docstrings, and the check of a value. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import math
+import operator
+import re
 import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import yaml
 
 from vla_gym.errors import BadValue, UnknownName, shown, unknown_name
 from vla_gym.registry import list_envs, option_names
 from vla_gym.specs import LONGEST_WAIT
-from zoo.config.schedules import build_schedule
+from zoo.config.schedules import SHAPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,16 @@ class Range:
     """Excluded upper end."""
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """Which texts an `Annotated` text may be."""
+
+    regex: str
+    """Matches the whole text."""
+    words: str
+    """Describes it."""
+
+
 LARGEST_COUNT = 10**15
 """Simulator steps that 10^5 simulators of 1,000 steps a second make in 115 days."""
 MOST_PROCESSES = 2**16
@@ -39,6 +52,7 @@ MOST_PROCESSES = 2**16
 Count = Annotated[int, Range(low=1, high=LARGEST_COUNT)]
 CountOrZero = Annotated[int, Range(low=0, high=LARGEST_COUNT)]
 Processes = Annotated[int, Range(low=1, high=MOST_PROCESSES)]
+Threads = Annotated[int, Range(low=1, high=4096)]
 Decisions = Annotated[int, Range(low=1, high=10**9)]
 """Decisions or frames that are in memory together."""
 Passes = Annotated[int, Range(low=1, high=10**5)]
@@ -46,6 +60,14 @@ Passes = Annotated[int, Range(low=1, high=10**5)]
 Positive = Annotated[float, Range(above=0, high=1e12)]
 NonNegative = Annotated[float, Range(low=0, high=1e12)]
 Fraction = Annotated[float, Range(low=0, high=1)]
+LARGEST_SEED = 2**32 - 1
+"""The largest that `numpy.random.seed` takes."""
+Seed = Annotated[int, Range(low=0, high=LARGEST_SEED)]
+Device = Annotated[str, Pattern(r"auto|cpu|cuda(:\d{1,3})?", "one of auto, cpu, cuda, cuda:<index>")]
+"""Of torch; whether this machine has it is asked later."""
+EnvId = Annotated[
+    str, Pattern(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*){0,2}", "an environment id such as LIBERO-Spatial/3")
+]
 Seconds = Annotated[float, Range(above=0, high=LONGEST_WAIT)]
 Schedulable = float | Mapping[str, Any]
 """A number, or a schedule's mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`."""
@@ -91,8 +113,22 @@ def annotations_of(cls: type) -> Mapping[str, Any]:
 
 
 def defaults_of(cls: type) -> Mapping[str, Any]:
-    """Return field -> default of a dataclass, fields without one left out."""
-    return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    """Return field -> default of a dataclass, fields without one left out; a `TypedDict` has none."""
+    return {f.name: f.default for f in fields(cls) if f.default is not MISSING} if is_dataclass(cls) else {}
+
+
+@functools.cache
+def docs_of(cls: type) -> Mapping[str, str]:
+    """Return field -> docstring of a dataclass or `TypedDict`, those of its base classes included."""
+    found: dict[str, str] = {}
+    for base in cls.__bases__:
+        found |= docs_of(base) if base.__module__ == cls.__module__ else {}
+    (body,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(body, ast.ClassDef)
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value)).replace("\n", " ")
+    return found
 
 
 def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -119,37 +155,44 @@ def unknown_setting(known: Collection[str], name: str, where: str) -> UnknownNam
 
 def check_value(annotation: Any, value: object, where: str) -> Any:
     """Return `value` as the annotation has it: an `int` for 1e6, a pair as a list; raises like `check_fields`."""
-    annotation, limits = _without_range(annotation)
-    if types.NoneType in (options := get_args(annotation)):
-        if value is None:
-            return None
-        options = tuple(option for option in options if option is not types.NoneType)
-        annotation, limits = _without_range(reduce(or_, options))
+    annotation, mark = unmarked(annotation)
+    origin = get_origin(annotation) or annotation
     if annotation in (Texts, Sequence[str]):
         return _texts(annotation, value, where)
-    origin = get_origin(annotation) or annotation
+    if annotation == Schedulable:
+        return _schedule(mark or Range(), value, where)
+    if origin in (Union, types.UnionType):
+        return _any_of(get_args(annotation), value, where)
+    if origin in (str, Literal):
+        return _word(get_args(annotation), mark, value, where)
+    if origin is tuple:
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return [_number(mark or Range(), number, where) for number in value]
+        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {shown(value)}")
+    if origin is Mapping or is_typeddict(origin):
+        return _mapping(origin, value, where)
     if origin is bool:
         if isinstance(value, bool):
             return value
         raise BadValue(f"{where} must be true or false, got {shown(value)}")
-    if origin in (str, Literal):
-        return _word(get_args(annotation), value, where)
-    if origin is tuple:
-        if isinstance(value, list | tuple) and len(value) == 2:
-            return [_number(limits, number, where) for number in value]
-        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {shown(value)}")
-    if origin is Mapping or is_typeddict(origin):
-        return _mapping(origin, value, where)
-    if annotation == Schedulable and isinstance(value, Mapping):
-        return _schedule(limits, value, where)
-    number = _number(limits, value, where, _SCHEDULABLE if annotation == Schedulable else "a number")
+    number = _number(mark or Range(), value, where)
     if origin is int and number != int(number):
         raise BadValue(f"{where} must be a whole number, got {shown(value)}")
     return int(number) if origin is int else number
 
 
-def _without_range(annotation: Any) -> tuple[Any, Range]:
-    return get_args(annotation) if get_origin(annotation) is Annotated else (annotation, Range())
+def unmarked(annotation: Any) -> tuple[Any, Any]:
+    """Return the type of an `Annotated` and its `Range` or `Pattern`; None where it has none."""
+    return get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, None)
+
+
+def _any_of(options: tuple[Any, ...], value: object, where: str) -> Any:
+    """Check against one of: None, a word, or the type that is left."""
+    words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+    if (value is None and types.NoneType in options) or (isinstance(value, str) and value in words):
+        return value
+    rest = [option for option in options if option is not types.NoneType and get_origin(option) is not Literal]
+    return check_value(functools.reduce(operator.or_, rest), value, where)
 
 
 def _texts(annotation: Any, value: object, where: str) -> str | list[str]:
@@ -162,9 +205,11 @@ def _texts(annotation: Any, value: object, where: str) -> str | list[str]:
     raise BadValue(f"{where} must be {'text or ' if one else ''}a list of texts, got {shown(value)}")
 
 
-def _word(choices: tuple[str, ...], value: object, where: str) -> str:
+def _word(choices: tuple[str, ...], pattern: Pattern | None, value: object, where: str) -> str:
     if not isinstance(value, str):
         raise BadValue(f"{where} must be a word, got {shown(value)}")
+    if pattern and not re.fullmatch(pattern.regex, value, re.ASCII):
+        raise BadValue(f"{where} must be {pattern.words}, got {shown(value)}")
     if choices and value not in choices:
         raise unknown_name(f"choice ({where})", value, choices)
     return value
@@ -176,15 +221,22 @@ def _mapping(kind: type, value: object, where: str) -> dict[str, Any]:
     return check_fields(annotations_of(kind), value, where) if is_typeddict(kind) else dict(value)
 
 
-def _schedule(limits: Range, value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The mapping with its numbers checked; it stays a mapping, so that a run's configuration can hold it."""
-    numbers = {key: _number(limits, number, f"{where}.{key}") for key, number in value.items() if key != "schedule"}
-    checked = {**value, **numbers}
-    build_schedule(checked, where)
-    return checked
-
-
-_SCHEDULABLE = "a number or a schedule such as {schedule: linear, start: 3.0e-4}"
+def _schedule(limits: Range, value: object, where: str) -> float | dict[str, Any]:
+    """Return a number, or a mapping with its numbers checked: a mapping is what a run's configuration can hold."""
+    if not isinstance(value, Mapping):
+        return _number(limits, value, where, "a number or a schedule such as {schedule: linear, start: 3.0e-4}")
+    shape = value.get("schedule")
+    if not isinstance(shape, str) or shape not in SHAPES:
+        raise unknown_name(f"schedule ({where})", shape, SHAPES)
+    known = ("schedule", "start") if shape == "constant" else ("schedule", "start", "end")
+    for key in value:
+        if key not in known:
+            raise unknown_name(f"setting of a {shape} schedule ({where})", str(key), known)
+    if "start" not in value:
+        raise BadValue(f"{where}: a {shape} schedule needs 'start', got {shown(dict(value))}")
+    return {
+        key: number if key == "schedule" else _number(limits, number, f"{where}.{key}") for key, number in value.items()
+    }
 
 
 def _number(limits: Range, value: object, where: str, kind: str = "a number") -> float:
@@ -195,13 +247,14 @@ def _number(limits: Range, value: object, where: str, kind: str = "a number") ->
         number = math.nan
     if not math.isfinite(number):
         raise BadValue(f"{where} must be {kind}, got {shown(value)}")
-    if number <= limits.above:
-        raise BadValue(f"{where} must be above {limits.above:g}, got {shown(value)}")
-    if number >= limits.below:
-        raise BadValue(f"{where} must be below {limits.below:g}, got {shown(value)}")
-    if number < limits.low or number > limits.high:
-        bound = f"at least {limits.low:g}" if number < limits.low else f"at most {limits.high:g}"
-        raise BadValue(f"{where} must be {bound}, got {shown(value)}")
+    for wrong, bound in (
+        (number <= limits.above, f"above {limits.above:g}"),
+        (number >= limits.below, f"below {limits.below:g}"),
+        (number < limits.low, f"at least {limits.low:g}"),
+        (number > limits.high, f"at most {limits.high:.12g}"),
+    ):
+        if wrong:
+            raise BadValue(f"{where} must be {bound}, got {shown(value)}")
     return number
 
 

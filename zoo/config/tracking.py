@@ -6,7 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from vla_gym.errors import BadValue, MissingDependency, unknown_name
@@ -74,18 +74,18 @@ FLAGS = {"entity": "--wandb-entity", "group": "--wandb-group", "tags": "--wandb-
 class Tracking:
     """Trackers of a run and its names there."""
 
-    trackers: tuple[str, ...] = ()
-    """Which ones, each once."""
+    trackers: Sequence[str] = ()
+    """Send the run's numbers to these, too: wandb, swanlab, trackio."""
     project: str | None = None
-    """None = the tracker's environment variable, else `PROJECT`."""
+    """Project at the trackers; none: their environment variables', else vla-zoo."""
     run_name: str | None = None
-    """None = <algo>/<run folder>."""
+    """The run's name there; none: <algo>/<run folder>."""
     entity: str | None = None
-    """Team or workspace."""
+    """Team of wandb's project, workspace of swanlab's."""
     group: str | None = None
-    """Group of runs."""
-    tags: Sequence[str] = field(default=())
-    """Tags of the run."""
+    """Group of runs, of wandb and trackio."""
+    tags: Sequence[str] = ()
+    """Tags of the run, of wandb and swanlab."""
 
     def keywords(self, tracker: str) -> dict[str, object]:
         """Return the arguments of a tracker's `init` that were asked for."""

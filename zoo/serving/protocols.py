@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed, check_integer, check_known
-from zoo.config.run_config import LARGEST_SEED
+from zoo.config.settings import LARGEST_SEED
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.wire import as_mapping
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -62,10 +62,7 @@ def make_model(
     """
     module, _, class_name = ALGORITHMS[config.algo].implementation.partition(":")
     algorithm = getattr(import_module(module), class_name)
-    settings = {
-        name: build_schedule(value, name) if isinstance(value, Mapping) else value
-        for name, value in config.algo_kwargs.items()
-    }
+    settings = {name: build_schedule(value) for name, value in config.algo_kwargs.items()}
     model: VLAOnPolicyAlgorithm = algorithm(
         "VLAPolicy",
         envs,

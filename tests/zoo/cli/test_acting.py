@@ -51,8 +51,8 @@ def test_settings_of_training_are_known_with_their_checks() -> None:
     [
         (["--temperature", "1", "--deterministic"], "--temperature is of sampled actions, --deterministic takes none"),
         (["--top-k", "5", "--deterministic"], "--top-k is of sampled actions"),
-        (["--temperature", "0"], "must be a number above 0, e.g. 1.6, got '0'"),
-        (["--rounds", "0"], "must be at least 1, got 0"),
+        (["--temperature", "0"], "--temperature: must be above 0, got '0'"),
+        (["--rounds", "0"], "--rounds: must be at least 1, got '0'"),
         (["--rounds", "2"], "--rounds 2 would play every start state 2 times alike"),
         (["-params", "policy_kwargs:{temprature: 1}"], "Did you mean 'temperature'?"),
         (["-params", "policy_kwargs:{unnorm_keys: x}"], "Did you mean 'unnorm_key'?"),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,14 +7,7 @@ from typing import Any
 import pytest
 
 from zoo import enjoy
-from zoo.cli.film_flags import film_name, picture_size
-
-
-@pytest.mark.parametrize("text", ["4", "100000", "x"])
-def test_a_side_that_cannot_be_drawn_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        picture_size(text)
-    assert picture_size("480") == 480
+from zoo.record_video import video_name
 
 
 @pytest.mark.parametrize(
@@ -23,7 +15,7 @@ def test_a_side_that_cannot_be_drawn_is_refused(text: str) -> None:
 )
 def test_films_of_different_agents_have_different_names(policy: str, name: str) -> None:
     plan: Any = SimpleNamespace(policy=policy, env="Toy-Reach/1")
-    assert film_name(plan, "enjoy") == name
+    assert video_name(plan, "enjoy") == name
 
 
 def test_a_film_can_be_drawn_larger_than_the_policy_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

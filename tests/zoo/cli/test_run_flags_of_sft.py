@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from zoo import sft, train
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import (
@@ -155,8 +155,8 @@ def test_settings_of_advantages_are_refused_without(flags: list[str]) -> None:
     assert getattr(learning, flags[0].removeprefix("--")) == float(flags[1])
 
 
-def test_settings_that_are_not_fine_tunings_are_named(run: RunFolder) -> None:
+def test_a_fine_tuning_without_its_dataset_is_refused(run: RunFolder) -> None:
     config = (run.path / "config.yml").read_text()
-    (run.path / "config.yml").write_text(config.replace("  augment: false\n", ""))
-    with pytest.raises(BadValue, match=r"must be augment, batch_size.*config\.yml has batch_size"):
+    (run.path / "config.yml").write_text(config.replace("  dataset:", "  data:"))
+    with pytest.raises(UnknownName, match="dataset"):
         sft_config(run.config())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from vla_gym.registry import find_benchmark
@@ -92,14 +90,3 @@ def test_the_libero_130_row_is_sampled_at_1_6_twice_on_6500_start_states() -> No
 
 def test_nothing_counts_as_reproduced_before_it_has_been() -> None:
     assert not any(row.reproduced for row in published_rows().values())
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_page_has_each_row_as_the_data_has_it(name: str) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "published.md").read_text(encoding="utf-8")
-    row = published_rows()[name]
-    (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-    figures = ", ".join(f"{figure.label} {figure.percent:g}" for figure in row.figures)
-    recipe = "" if row.recipe is None else f"`{row.recipe.algo} {row.recipe.env} {row.recipe.policy}`"
-    *_, said_recipe, said_figures, _ = (cell.strip() for cell in line.split("|"))
-    assert (said_recipe, said_figures) == (recipe, figures)

@@ -86,6 +86,8 @@ def test_null_is_for_optional_settings_only() -> None:
         ("learning_rate", {"schedule": "linear", "start": -1}, "learning_rate.start must be at least 0"),
         ("learning_rate", {"schedule": "linaer", "start": 1}, "Did you mean 'linear'"),
         ("learning_rate", {"schedule": "linear"}, "needs 'start'"),
+        ("learning_rate", {"schedule": "linear", "strat": 1.0}, "Did you mean 'start'"),
+        ("learning_rate", True, "must be a number"),
         (
             "learning_rate",
             "lin_3e-4",
@@ -96,7 +98,7 @@ def test_null_is_for_optional_settings_only() -> None:
         ("on_worker_error", "foo", "Known: raise, restart"),
         ("value_level", "step", "Known: action, chunk"),
         ("image_size", 1_000_000, "at most 2048"),
-        ("reset_timeout", 1e300, "reset_timeout must be at most 1e\\+06"),
+        ("reset_timeout", 1e300, "reset_timeout must be at most 1000000"),
         ("policy_kwargs", {"temperature": "hot"}, "must be a number"),
         ("policy_kwargs", {"backbone_kwargs": "tiny"}, "must be a mapping"),
         ("policy_kwargs", {"optimizer_kwargs": {"beta": [0.9, 0.99]}}, "Did you mean 'betas'"),

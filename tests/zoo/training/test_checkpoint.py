@@ -46,7 +46,7 @@ TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
 
 def build(algo: str, **kwargs: Any) -> VLAOnPolicyAlgorithm:
-    falling = build_schedule({"schedule": "linear", "start": 3e-4}, "rate")
+    falling = build_schedule({"schedule": "linear", "start": 3e-4})
     shared = {"learning_rate": falling, "policy_kwargs": TINY, "seed": 3, "device": "cpu", "n_epochs": 2}
     if algo == "ppo":
         envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=5)
