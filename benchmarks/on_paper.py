@@ -1,5 +1,5 @@
 """What a run of OpenVLA-OFT-7B on LIBERO needs at 8, 64 and 512 GPUs, worked out from measured single-node figures:
-`python -m benchmarks.on_paper`. Nothing is run; docs/scale-out.md says what the columns mean."""
+`python -m benchmarks.on_paper`. Nothing is run; experiments/2026-11-on-paper.md has the table."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAGES = [
         if not any(page.is_relative_to(folder) for folder in WRITTEN_BY_BUILDS)
     ),
 ]
-FOLDERS = (*PACKAGES, "agents", "benchmarks", "docs", "hyperparams", "scripts", "tests")
+FOLDERS = (*PACKAGES, "agents", "benchmarks", "docs", "experiments", "hyperparams", "scripts", "tests")
 
 
 def dotted_names(page: str) -> set[str]:
@@ -39,7 +39,7 @@ def known(name: str) -> bool:
 
 def commands(page: str) -> set[str]:
     """Return the modules that a page runs with `python -m` or under `accelerate launch`."""
-    return set(re.findall(r"(?<!\w)-m ((?:benchmarks|" + "|".join(PACKAGES) + r")[\w.]*\w)", page))
+    return set(re.findall(r"(?<!\w)-m ((?:benchmarks|experiments|" + "|".join(PACKAGES) + r")[\w.]*\w)", page))
 
 
 def runnable(module: str) -> bool:

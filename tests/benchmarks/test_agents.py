@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -45,13 +44,6 @@ def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
     assert "| 50% [15%, 85%] of 4 | 2 / 1 | 1 | 2.0 + 1.0 |" in grpo
 
 
-def test_an_agent_of_demonstrations_alone_has_a_row(tmp_path: Path) -> None:
-    shop = Workshop(replace(RECIPE, algorithms=()), tmp_path)
-    write_result(shop, "sft", [True, False])
-    write_costs(shop, collect=30, sft=90)
-    assert table([shop]).splitlines()[2:] == ["| Toy-Reach | SFT alone | 3 | 50% [9%, 91%] of 2 | | | | 2.0 |"]
-
-
 def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
     shop = Workshop(RECIPE, tmp_path)
     shop.step("help", "plot", "--help")
@@ -90,47 +82,6 @@ def test_a_training_that_was_stopped_is_gone_on_with(tmp_path: Path, monkeypatch
     assert set(shop.costs()) == {"sft"}
 
 
-def test_a_training_that_was_cut_off_starts_anew_and_a_whole_one_stays(tmp_path: Path) -> None:
-    shop = Workshop(RECIPE, tmp_path)
-    (shop.folder / "help" / "Toy-Reach_1").mkdir(parents=True)
-    shop.step("help", "plot", "--help")
-    assert not (shop.folder / "help").exists()
-    (shop.folder / "help" / "Toy-Reach_1").mkdir(parents=True)
-    shop.step("help", "plot", "--help")
-    assert (shop.folder / "help" / "Toy-Reach_1").exists()
-
-
-def test_a_step_that_fails_ends_the_script_and_names_its_log(tmp_path: Path) -> None:
-    shop = Workshop(RECIPE, tmp_path)
-    with pytest.raises(SystemExit, match=r"exit code 2; see .*bad\.log"):
-        shop.step("bad", "plot", "--no-such-flag")
-    assert "bad" not in shop.costs()
-
-
-def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: dict[str, tuple[object, ...]] = {}
-    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
-    usual = "env_kwargs:{sampled_starts: 0}"
-    plain = replace(RECIPE, noise=0.0, episodes=None, algorithms=("ppo", "grpo"))
-    some = replace(RECIPE, noise=0.1, wander=0.4, episodes=40, algorithms=("ppo",), evaluation_params=(usual,))
-    Workshop(plain, tmp_path).train()
-    assert not {"--noise", "--wander"} & set(commands["collect"])
-    assert not {"--eval-episodes", "-params"} & set(commands["evaluate ppo train"])
-    assert "evaluate grpo train" in commands
-    commands.clear()
-    Workshop(some, tmp_path).train()
-    shown = dict(pairwise(commands["collect"]))
-    assert (shown["--noise"], shown["--wander"]) == (0.1, 0.4)
-    assert "grpo" not in commands
-    assert commands["sft"][commands["sft"].index("--dataset") + 2] == "-n"
-    evaluation = commands["evaluate ppo train"]
-    assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
-    assert evaluation[evaluation.index("-params") + 1 :] == (usual,)
-    assert "-params" not in commands["ppo"]
-
-
 def test_parts_of_other_environments_are_collected_by_themselves_and_learned_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,58 +96,6 @@ def test_parts_of_other_environments_are_collected_by_themselves_and_learned_tog
     at = commands["sft"].index("--dataset")
     assert commands["sft"][at + 1 : at + 3] == (reach["-o"], push["-o"])
     assert reach["-o"] != push["-o"]
-
-
-def test_two_parts_of_one_environment_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: dict[str, tuple[object, ...]] = {}
-    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
-    full = "env_kwargs:{render_quality: full}"
-    parts = {"MetaWorld/push": {}, "full-push": {"env": "MetaWorld/push", "collect_params": [full]}}
-    Workshop(replace(RECIPE, algorithms=(), parts=parts), tmp_path).train()
-    fast, slow = (dict(pairwise(commands[f"collect {name}"])) for name in ("MetaWorld-push", "full-push"))
-    assert fast["--env"] == slow["--env"] == "MetaWorld/push"
-    assert full in commands["collect full-push"]
-    assert full not in commands["collect MetaWorld-push"]
-    at = commands["sft"].index("--dataset")
-    assert commands["sft"][at + 1 : at + 3] == (fast["-o"], slow["-o"])
-    assert fast["-o"] != slow["-o"]
-
-
-@pytest.mark.processes
-def test_environments_side_by_side_have_files_and_costs_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks import agents
-
-    def train(shop: Workshop) -> None:
-        for stage in ("collect", "sft", "ppo", "grpo"):
-            shop.step(stage, "plot", "--help")
-        for stage in ("sft", "ppo", "grpo"):
-            for split in shop.recipe.splits:
-                shutil.copy(results[stage], shop.result(stage, split))
-
-    monkeypatch.setattr(Workshop, "train", train)
-    results = {}
-    for stage, solved in (("sft", [False, False]), ("ppo", [True, True]), ("grpo", [True, False])):
-        shop = Workshop(RECIPE, tmp_path / stage)
-        write_result(shop, stage, solved)
-        results[stage] = shop.result(stage, "train")
-    envs = ["MetaWorld/window-close", "MetaWorld/window-open"]
-    monkeypatch.setattr(agents, "read_recipes", lambda path: [replace(RECIPE, env=env) for env in envs])
-    monkeypatch.setattr(sys, "argv", ["agents", *envs, "-o", str(tmp_path / "work"), "--jobs", "2"])
-    agents.main()
-    printed = capsys.readouterr().out
-    assert [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("| MetaWorld")] == [
-        f"| {env}" for env in envs for _ in ("ppo", "grpo")
-    ]
-    costs = [
-        {step: one["cpu_seconds"] for step, one in json.loads(file.read_text()).items()}
-        for file in sorted((tmp_path / "work").glob("*/steps.json"))
-    ]
-    assert [list(one) for one in costs] == [["collect", "sft", "ppo", "grpo"]] * 2
-    assert all(seconds > 0.0 for one in costs for seconds in one.values())
 
 
 def test_the_best_on_the_validation_split_is_the_agent_where_the_recipe_has_one(
@@ -240,13 +139,6 @@ def test_every_shipped_agent_is_of_its_recipe() -> None:
         assert (made["n_timesteps"], made["seed"], kept) == (recipe.sft_updates, recipe.seed, wanted), recipe.env
         assert made["algo_kwargs"].get("privileged_coef", 0.0) == recipe.privileged_coef, recipe.env
     assert shipped > 15
-
-
-def test_an_unknown_field_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "agents.yml"
-    file.write_text("Toy-Reach: {demonstrations: 1, sft_updates: 1, colour: red}\n")
-    with pytest.raises(SystemExit, match="colour"):
-        read_recipes(file)
 
 
 def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

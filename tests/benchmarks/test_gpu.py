@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,42 +16,30 @@ import torch
 from benchmarks.gpu import policies
 from benchmarks.gpu.__main__ import exit_code, main, measure
 from benchmarks.gpu.apart import Outcome, run_apart
-from benchmarks.gpu.card import Peak, data_sheet, measured_peak, rate
-from benchmarks.gpu.models import MODELS, backbone_options, build, observations
+from benchmarks.gpu.card import Peak, data_sheet
+from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.report import markdown, with_shares
 from benchmarks.gpu.settings import Figures, Settings, Skipped, settings_of
-from benchmarks.gpu.stages import STAGES, Stage, check_budget, chosen
-from vla_gym.errors import BadValue, UnknownName
+from benchmarks.gpu.stages import STAGES, Stage, chosen
+from vla_gym.errors import UnknownName
 
 CPU = torch.device("cpu")
 TINY = settings_of("tiny", CPU, 2)
 
 
-def test_cards_are_known_by_the_words_of_their_names() -> None:
-    for name, flops in {
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA L40S": 362e12,
-        "NVIDIA GeForce RTX 4090": 165.2e12,
-    }.items():
-        peak = data_sheet(name)
-        assert peak is not None
-        assert peak.flops == flops
-    forty, eighty = (data_sheet(f"NVIDIA A100-SXM4-{size}GB") for size in (40, 80))
-    assert forty
-    assert eighty
-    assert forty.bandwidth < eighty.bandwidth
-    assert data_sheet("Voodoo 2") is None
-
-
-def test_a_rate_leaves_out_the_first_turn() -> None:
-    turns: list[int] = []
-    assert rate(lambda: turns.append(1), 4, 0.0, CPU) > 0.0
-    assert len(turns) == 2
-    peak = measured_peak(CPU, side=8, copied=64, seconds=0.0)
-    assert peak.flops > 0.0
-    assert peak.bandwidth > 0.0
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("Voodoo 2", None),
+    ],
+)
+def test_cards_are_known_by_the_words_of_their_names(name: str, flops: float | None) -> None:
+    peak = data_sheet(name)
+    assert (peak.flops if peak else None) == flops
 
 
 @pytest.mark.processes
@@ -107,28 +94,12 @@ def test_the_exit_code_is_of_stages_that_should_work() -> None:
     assert (late.status, exit_code([late])) == ("skipped", 0)
 
 
-def test_what_was_measured_outlives_a_run_that_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_short(*_: object) -> Iterator[Outcome]:
-        yield Outcome(name="act:nano", status="measured", seconds=1.0, figures={"decisions/s": 3.0})
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("benchmarks.gpu.__main__.measure", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        main(["--size", "tiny", "--device", "cpu", "-o", str(tmp_path)])
-    (kept,) = json.loads((tmp_path / "gpu.json").read_text())["stages"]
-    assert kept["figures"] == {"decisions/s": 3.0}
-    assert "decisions/s" in (tmp_path / "gpu.md").read_text()
-
-
 def test_stages_are_chosen_by_name_or_kind() -> None:
     assert chosen(()) is STAGES
     assert list(chosen(["act", "peaks"])) == ["peaks", *(f"act:{family}" for family in MODELS)]
     assert list(chosen(["update:nano"])) == ["update:nano"]
     with pytest.raises(UnknownName, match=r"no stage 'steps:libro'.*steps:libero"):
         chosen(["steps:libro"])
-    assert check_budget(0.5) == 30.0
-    with pytest.raises(BadValue, match="--minutes must be > 0"):
-        check_budget(0.0)
 
 
 def test_shares_are_of_the_card_s_bounds() -> None:
@@ -149,23 +120,6 @@ def test_shares_are_of_the_card_s_bounds() -> None:
     assert "| decisions/s | 4 |" in page
     assert "| of peak FLOP/s | 25.0% |" in page
     assert "- act:pi0: failed, CUDA out of memory" in page
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_weights_that_may_be_are_bf16_and_what_trains_is_float32(family: str) -> None:
-    policy = build(family, backbone_options(family, "tiny"), CPU)
-    trained = {one.dtype for one in policy.parameters() if one.requires_grad}
-    assert trained == {torch.float32}
-    if MODELS[family].half:
-        assert torch.bfloat16 in {one.dtype for one in policy.parameters() if not one.requires_grad}
-    obs = observations(policy, 3)
-    assert policy.act(obs).action_BKA.shape[0] == 3
-
-
-def test_nothing_is_downloaded_at_full_size() -> None:
-    for family in MODELS:
-        options = backbone_options(family, "full")
-        assert options.get("preprocessing", {}).get("tokenizer", "words") == "words"
 
 
 def test_a_policy_s_figures() -> None:
@@ -203,12 +157,14 @@ def test_the_command_writes_both_files(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_without_a_gpu_full_size_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["--size", "full", "-o", str(tmp_path)]) == 2
-    said = "error: --size full needs a CUDA device, and torch sees none; --size tiny runs on a CPU\n"
-    assert capsys.readouterr().err == said
-    assert main(["--device", "cuda:1"]) == 2
-    assert capsys.readouterr().err == "error: --device cuda:1: torch sees no CUDA device\n"
+@pytest.mark.parametrize("argv", [["--size", "full"], ["--device", "cuda:1"], ["--minutes", "0"]])
+def test_what_cannot_be_measured_is_one_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*argv, "-o", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert argv[0] in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.gpu

@@ -123,15 +123,6 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "where"), [("sft", "sft"), ("ppo", "ppo"), ("more", "more/sft"), ("start", "start/sft")]
-)
-def test_a_training_that_was_stopped_goes_on_where_it_is(tmp_path: Path, stage: str, where: str) -> None:
-    assert (
-        trial(tmp_path).run(stage) == tmp_path / "seed_3" / "MetaWorld-window-open" / where / "MetaWorld-window-open_1"
-    )
-
-
 def test_episodes_of_another_length_bound_what_failures_cost(tmp_path: Path) -> None:
     one = trial(tmp_path, ("more",))
     meta = one.folder / "demonstrations" / "meta"

@@ -1,6 +1,6 @@
-"""Success of Meta-World's scripted experts through our environments: `python -m benchmarks.experts [TASK ...]`.
+"""Success of Meta-World's experts in our environments: `python -m experiments.metaworld_experts [TASK ...]`.
 
-Every start state of every task (MT10's by default) once, with the longest horizon; no pictures are drawn. Printed is
+Every start state of every task (MT10's by default) once, with the longest horizon; without images. Printed is
 the share solved within the horizons of each protocol.
 """
 

@@ -1,8 +1,8 @@
-"""LIBERO's fast pictures against the full ones: `python -m benchmarks.pictures`.
+"""LIBERO's fast images against the full ones: `python -m experiments.libero_images`.
 
-Two simulators of one process play the same actions from the same start states, one with full pictures and one with
-fast ones. Printed are, per suite and camera, the peak signal-to-noise ratio of the fast pictures (all taken together,
-worst picture) and the processor time of both cameras' pictures, the least of some repetitions. `--worst FILE` keeps
+Two simulators of one process play the same actions from the same start states, one with full images and one with
+fast ones. Printed are, per suite and camera, the peak signal-to-noise ratio of the fast images (all taken together,
+worst image) and the processor time of both cameras' images, the least of some repetitions. `--worst FILE` keeps
 the worst pair. One core: `LP_NUM_THREADS=1`.
 """
 
@@ -19,21 +19,21 @@ import numpy as np
 CAMERAS = ("image", "wrist_image")
 SUITES = ("LIBERO-Spatial", "LIBERO-Object", "LIBERO-Goal", "LIBERO-Long", "LIBERO-90")
 DECISION = 8
-"""Steps between two pictures."""
+"""Steps between two images."""
 
 
 def squared_error(full: np.ndarray, fast: np.ndarray) -> float:
-    """Mean squared difference of u8 pictures."""
+    """Mean squared difference of u8 images."""
     return float(((full.astype(float) - fast) ** 2).mean())
 
 
 def psnr(error: float) -> float:
-    """Peak signal-to-noise ratio of u8 pictures, dB, from their mean squared error; 99 where they are equal."""
+    """Peak signal-to-noise ratio of u8 images, dB, from their mean squared error; 99 where they are equal."""
     return 10 * np.log10(255**2 / error) if error else 99.0
 
 
 def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[list[np.ndarray], list[float]]]:
-    """Both cameras' pictures `[full, fast]` as `[camera, H, W, 3]`, and the processor seconds each pair took."""
+    """Both cameras' images `[full, fast]` as `[camera, H, W, 3]`, and the processor seconds each pair took."""
     from vla_gym.adapters.libero.simulator import LiberoSimulator
     from vla_gym.adapters.libero.tasks import libero_benchmark
     from vla_gym.specs import StartState
@@ -51,7 +51,7 @@ def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[
             action = np.append(direction + rng.uniform(-0.3, 0.3, 6), rng.choice([-1.0, 1.0]))
             for simulator in simulators:
                 simulator.step(np.clip(action, -1, 1))
-        pictures, took = [], []
+        images, took = [], []
         for simulator in simulators:
             begin = time.process_time()
             observation = simulator.observe()
@@ -60,8 +60,8 @@ def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[
                 begin = time.process_time()
                 simulator.observe()
                 took[-1] = min(took[-1], time.process_time() - begin)
-            pictures.append(np.stack([observation[camera] for camera in CAMERAS]))
-        yield pictures, took
+            images.append(np.stack([observation[camera] for camera in CAMERAS]))
+        yield images, took
     for simulator in simulators:
         simulator.close()
 

@@ -1,7 +1,7 @@
 """Is it the expert? Imitation of a quicker one for door-lock than Meta-World's, on the test of `benchmarks.evidence`.
 
-    python -m benchmarks.quicker_expert            # seeds 1 to 3, files under quicker-work/
-    python -m benchmarks.quicker_expert 2          # one seed, 5 minutes of one core
+    python -m experiments.quicker_expert            # seeds 1 to 3, files under quicker-work/
+    python -m experiments.quicker_expert 2          # one seed, 5 minutes of one core
 
 Everything but the expert is as the trials' stage `sft`: 80 demonstrations, 2000 updates, 300 start states. Actions are
 the nearest to the mean, where trials choose that on the validation split.

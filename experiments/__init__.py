@@ -1,0 +1,1 @@
+"""Scripts of experiments, each beside its report."""
