@@ -20,7 +20,7 @@ from vla_gym import make_vec
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.types import ActionSample
 from zoo import PPO
-from zoo.rollout.env_loop import Act, env_loop
+from zoo.rollout.env_loop import Act, EnvLoop, sb3_view
 from zoo.rollout.stats import PhaseClock
 from zoo.rollout.types import Observation
 
@@ -42,7 +42,7 @@ def sleeping_act(seconds: float) -> Act:
 def decisions_per_second(env: VecEnv, act: Act, rows: int) -> float:
     """Collect `rows` decisions of every sub-environment after a warm-up of two."""
     obs: Any = env.reset()
-    loop = env_loop(env, obs, act, PhaseClock())
+    loop = EnvLoop(sb3_view(env), obs, act, PhaseClock())
     for _ in loop.steps(2):
         pass
     began = time.perf_counter()

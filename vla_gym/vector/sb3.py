@@ -88,8 +88,12 @@ class SB3VecEnv(VecEnv):
             if stats is not None:
                 infos[row]["is_success"] = stats["success_once"]
                 stats["r"], stats["l"] = stats["return"], stats["length"]
-                stats["t"] = round(time.perf_counter() - self._began, 6)
+                stats["t"] = self.seconds()
         return infos
+
+    def seconds(self) -> float:
+        """Return the seconds since the view was made: `t` of Stable-Baselines3's monitors."""
+        return round(time.perf_counter() - self._began, 6)
 
     def close(self) -> None:
         """Close the environment beneath."""

@@ -1,14 +1,19 @@
-"""Losses: pure functions of tensors, element by element, and `PPOLoss`, their sum over a minibatch."""
+"""Losses: pure functions of tensors, element by element; `PPOLoss`, their sum over a minibatch; and the scorer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from zoo.config.algorithm_configs import ValueClip
-from zoo.rollout.log_prob_levels import weighted_loss
+from vla_policies import VLAPolicy
+from vla_policies.actions.noise import Noise
+from zoo.config.algorithm_configs import CreditLevel, LogprobLevel, ValueClip
+from zoo.distributed.learner import Scorer
+from zoo.imitation.frames import Frames
+from zoo.imitation.loss import imitation_loss
+from zoo.rollout.log_prob_levels import entropies, step_values, to_level, weighted_loss
 from zoo.rollout.types import Minibatch, Scores
 
 
@@ -188,8 +193,60 @@ def _kl_to_reference(scores: Scores, batch: Minibatch) -> Tensor:
     assert scores.token_logprob_BW is not None
     assert batch.ref_logprob_BW is not None
     assert batch.token_mask_BW is not None
-    assert batch.weight_BL is not None
     # Both are zero where nothing was executed, and so is their KL.
     kl_BW = reference_kl(scores.token_logprob_BW, batch.ref_logprob_BW)
     kl_B = kl_BW.sum(dim=1) / batch.token_mask_BW.sum(dim=1).clamp(min=1)
     return (kl_B * batch.weight_BL.sum(dim=1)).mean()
+
+
+class PolicyScorer(Scorer):
+    """Scores decisions up to their `PPOLoss`, and frames of demonstrations up to their imitation loss.
+
+    The loss alone carries a graph: what it leaves out (a critic or a policy that is not trained) then has no gradient
+    that another rank could wait for.
+    """
+
+    def __init__(
+        self,
+        policy: VLAPolicy,
+        level: LogprobLevel,
+        value_level: CreditLevel = "chunk",
+        entropy_level: LogprobLevel | None = None,
+    ) -> None:
+        """`entropy_level` None = as `level`."""
+        super().__init__(policy)
+        self.level = level
+        self.value_level = value_level
+        self.entropy_level = entropy_level or level
+
+    def forward(
+        self, batch: Minibatch | Frames, loss: PPOLoss | Noise | None
+    ) -> tuple[Tensor, LossTerms, Scores] | Tensor:
+        """Return the loss with its gradient, its terms and the scores without.
+
+        Without `loss`, return the log-probability of every token, `[B, K, A]`; of frames, with the noise that they draw
+        from, their imitation loss.
+        """
+        if isinstance(batch, Frames):
+            assert isinstance(loss, Noise)
+            return imitation_loss(self.policy, batch, loss)
+        if loss is None:
+            logprob_BKA: Tensor = self.policy.evaluate(batch.obs, batch.choice).logprob_BKA
+            return logprob_BKA
+        assert isinstance(loss, PPOLoss)
+        scores = self.score(batch)
+        terms = loss(scores, batch)
+        return terms.loss, replace(terms, loss=terms.loss.detach()), scores.detached()
+
+    def score(self, batch: Minibatch) -> Scores:
+        """Return log-probabilities, entropies and values, with gradients."""
+        result = self.policy.evaluate(batch.obs, batch.choice)
+        logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
+        entropy_BL = entropies(result.entropy_BKA, batch.executed_B, self.level, self.entropy_level)
+        token_logprob_BW = None
+        if batch.ref_logprob_BW is not None:
+            token_logprob_BW, _ = to_level(result.logprob_BKA, batch.executed_B, "token")
+        value_BU = result.value_B[:, None]
+        if self.value_level == "action":
+            value_BU = step_values(result, result.logprob_BKA.shape[1])
+        return Scores(logprob_BL, entropy_BL, value_BU, token_logprob_BW)

@@ -1,45 +1,311 @@
-"""`VLAOnPolicyAlgorithm`: collect, compute advantages, update, log."""
+"""`VLAOnPolicyAlgorithm`: the loop of PPO and GRPO behind Stable-Baselines3's `OnPolicyAlgorithm`.
+
+    learn             collect, update and log, until the steps are done
+    collect_rollouts  fill the rollout buffer and its advantages
+    train             n_epochs passes over the buffer, an optimiser step for each minibatch
+
+PPO and GRPO add the advantages, the loss, and what they log.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cached_property
+from io import BufferedIOBase
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.base import AlgorithmBase
-from zoo.algorithms.losses import PPOLoss
-from zoo.algorithms.rollout_data import RolloutData
-from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_policies import VLAPolicy
+from vla_policies.precision import built_for
+from zoo.algorithms.arguments import bound_arguments, constructor_signature
+from zoo.algorithms.losses import PolicyScorer, PPOLoss
+from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
+from zoo.algorithms.start_sampling import StartSampler
+from zoo.algorithms.training_warnings import TrainingWarnings, UpdateHealth, in_half_precision
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
+from zoo.config.algorithm_configs import CreditLevel, OnPolicyConfig
+from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_learnable
+from zoo.distributed.learner import Learner
 from zoo.distributed.optimizer_offload import offloaded_state
-from zoo.imitation.loss import DemonstrationsLoss
-from zoo.rollout.env_views import check_share, vla_envs
-from zoo.rollout.stats import RolloutStats
-from zoo.rollout.types import Step
+from zoo.distributed.process_group import ProcessGroup, current_process_group
+from zoo.imitation.loss import DemonstrationsLoss, read_frames
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.collector import (
+    RolloutCollector,
+    RolloutSource,
+    check_share,
+    decisions_of_an_episode,
+    first_env,
+)
+from zoo.rollout.env_loop import sb3_view
+from zoo.rollout.minibatches import RolloutData
+from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
+from zoo.rollout.types import RolloutStart, Step
+from zoo.runs.train_state import ATTRIBUTES, Counters, TrainState, observation_arrays, rng_state, set_rng_state
+
+_OF_THIS_PROCESS = (
+    *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "_rollout_source"),
+    *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "_offload_idle"),
+)
+"""Attributes that `save` leaves out."""
+_SB3_SETTINGS: Mapping[str, Any] = {
+    **{"learning_rate": None, "n_steps": 1, "gamma": None, "gae_lambda": 1.0, "ent_coef": None, "vf_coef": 0.0},
+    "max_grad_norm": None,
+}
+"""Settings that `OnPolicyAlgorithm` takes, and their values where the algorithm has no such setting."""
 
 
-class VLAOnPolicyAlgorithm(AlgorithmBase):
-    """The loop and the update that PPO and GRPO share.
+class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
+    """Collects whole chunks of a `VLAPolicy`, kept token by token, and updates it with minibatches of them.
 
-    Subclasses compute advantages (`compute_returns_and_advantages`), and PPO adds the critic's terms to the `loss`.
-
-    `num_timesteps` counts simulator steps really run where `infos` say so (`executed`), else one per
-    environment and step.
+    Every setting is an attribute of its name, which callbacks may change, as in Stable-Baselines3. `num_timesteps`
+    counts simulator steps that were run.
     """
 
-    log_name: ClassVar[str]
-    """Name of the run in TensorBoard."""
+    config_class: ClassVar[type[OnPolicyConfig]]
+    """The settings: types, ranges, defaults and explanations."""
+    positional: ClassVar[tuple[str, ...]]
+    """Settings that may be given by place, after policy and env."""
+    foreign_setting: ClassVar[str]
+    """A setting that models of the other algorithm alone have."""
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"VLAPolicy": VLAPolicy}
+    policy: VLAPolicy
+    env: SB3VecEnv | None
+    value_level: CreditLevel = "chunk"
+    critic_epochs: int = 0
+    noise_seed: int = 0
+    """Seed of the noise that decisions are drawn from and of the order in which an update goes over them."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = constructor_signature(cls.config_class, cls.positional)  # type: ignore[attr-defined]
+
+    def __init__(
+        self, *args: Any, process_group: ProcessGroup | None = None, _init_setup_model: bool = True, **settings: Any
+    ) -> None:
+        """`policy`: "VLAPolicy", or a class derived from it; `env`: of `vla_gym.make_vec`, or an id; then settings.
+
+        `process_group`: processes that train together; None = all that a launcher has started.
+        """
+        given = bound_arguments(type(self), self.config_class, args, settings)
+        policy, env = given.pop("policy"), given.pop("env")
+        self.process_group = current_process_group() if process_group is None else process_group
+        own = {field.name: given.pop(field.name) for field in fields(self.config_class)}
+        vars(self).update(own)
+        self._rollout_source: RolloutSource | None = None
+        self._offload_idle = False
+        self.rollout_stats: RolloutStats | None = None
+        """The last rollout of all ranks."""
+        self.train_state: TrainState | None = None
+        """The run between two updates; None within an update, whose weights belong to neither side."""
+        self.tasks_seen: set[int] = set()
+        """Tasks of which at least one step was trained on."""
+        self.clock = PhaseClock()
+        self.training_warnings = TrainingWarnings()
+        self._collector: RolloutCollector | None = None
+        self._learner: Learner | None = None
+        self._reference: Reference | None = None
+        self._demonstrations: DemonstrationsLoss | None = None
+        self._start_sampler: StartSampler | None = None
+        self._log_window = LogWindow()
+        self._updates_done = 0
+        self._needs_reset = True
+        """With rounds: whether the coming rollout must begin the episodes of its first round."""
+        super().__init__(
+            _policy_class(policy, type(self).__name__),
+            None if env is None else sb3_view(env),  # type: ignore[arg-type]
+            **{name: own.get(name, default) for name, default in _SB3_SETTINGS.items()},
+            **given,
+            use_sde=False,
+            sde_sample_freq=-1,
+            rollout_buffer_class=ChunkRolloutBuffer,  # type: ignore[arg-type]
+            rollout_buffer_kwargs={"rollouts": self.num_rounds or 1},
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box,),
+        )
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        if self.env is not None:  # that of a model which is loaded may be another than it was saved with
+            self._fit_to_env()
+        # Without a seed a run draws one; all ranks have rank 0's, and so the same weights.
+        seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+        self.noise_seed = self.process_group.broadcast_object(seed)
+        if self.process_group.size > 1:
+            self.seed = self.noise_seed
+        for folder in self.config.bc_folders:
+            check_dataset(folder)
+        with built_for(self.device):
+            super()._setup_model()
+        self.clip_range = FloatSchedule(self.config.clip_range)  # type: ignore[arg-type]
+        if self.config.kl_coef:
+            check_reference(self.policy, self.config.kl_reference)
+
+    def _fit_to_env(self) -> None:
+        """Set `n_steps` where it follows from the environment, which is there."""
+        if self.num_rounds is not None:
+            self.n_steps = decisions_of_an_episode(self.envs)
+
+    # Components ------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> OnPolicyConfig:
+        """The present settings."""
+        return self.config_class(**{field.name: getattr(self, field.name) for field in fields(self.config_class)})
+
+    @property
+    @abstractmethod
+    def num_rounds(self) -> int | None:
+        """Rounds of one episode per sub-environment in a rollout; None = `n_steps` decisions with automatic resets."""
+
+    @property
+    def envs(self) -> VLAVectorEnv:
+        """The environment beneath Stable-Baselines3's view."""
+        assert self.env is not None, "this model has no environment"
+        return self.env.envs
+
+    @property
+    def chunk_buffer(self) -> ChunkRolloutBuffer:
+        """The rollout buffer."""
+        buffer: Any = self.rollout_buffer
+        assert isinstance(buffer, ChunkRolloutBuffer)
+        return buffer
+
+    @property
+    def first_env(self) -> int:
+        """Place of this rank's first sub-environment among those of all ranks."""
+        return first_env(self.envs)
+
+    def set_rollout_source(self, source: RolloutSource) -> None:
+        """Take rollouts from `source`, which other processes fill, instead of collecting them here."""
+        self._rollout_source = source
+
+    def set_offload_idle(self, offload_idle: bool) -> None:
+        """Set whether the optimiser's state rests in main memory while the policy decides."""
+        self._offload_idle = offload_idle
+
+    def collector(self) -> RolloutCollector:
+        """Return the collector of this process; replaced when environment, policy, buffer or seed are."""
+        present, parts = self._collector, (self.env, self.policy, self.chunk_buffer)
+        if (
+            present is None
+            or any(one is not other for one, other in zip((present.env, present.policy, present.buffer), parts))
+            or present.seed != self.noise_seed
+        ):
+            present = self._collector = self.make_collector()
+        return present
+
+    @abstractmethod
+    def make_collector(self) -> RolloutCollector:
+        """Return a collector for the present environment, policy and buffer."""
+
+    def _collector_arguments(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            "policy": self.policy,
+            "buffer": self.chunk_buffer,
+            "process_group": self.process_group,
+            "seed": self.noise_seed,
+            "clock": self.clock,
+        }
+
+    def rollout_data(self) -> RolloutData:
+        """Return the rollout in the buffer, as the update goes over it."""
+        config = self.config
+        return RolloutData(
+            buffer=self.chunk_buffer,
+            process_group=self.process_group,
+            num_envs=self.n_envs,
+            batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size,
+            level=config.logprob_level,
+            seed=self.noise_seed,
+            device=self.device,
+            masked=config.masked_minibatches,
+        )
+
+    @property
+    def learner(self) -> Learner:
+        """The learner of the present policy."""
+        if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
+            config = self.config
+            scorer = PolicyScorer(self.policy, config.logprob_level, self.value_level, config.entropy_level)
+            group = self.process_group.gradient_group
+            self._learner = Learner(scorer, self.policy.optimizer, self.max_grad_norm, group=group)
+        return self._learner
+
+    @property
+    def learns_sharded(self) -> bool:
+        """Whether a sharded copy of the policy has begun to learn."""
+        return self._learner is not None and self._learner.sharded
+
+    @property
+    def reference(self) -> Reference:
+        """The reference policy of the KL term: the policy as it was at the first access, before the first update.
+
+        A checkpoint keeps it; a model that was saved and loaded does not.
+        """
+        if self._reference is None:
+            self._reference = make_reference(self.policy, self.config.kl_reference)
+        return self._reference
+
+    @property
+    def demonstrations(self) -> DemonstrationsLoss | None:
+        """The demonstrations that updates imitate, read at the first access; None without `bc_coef`.
+
+        Raises `BadValue` where they do not fit the policy.
+        """
+        config = self.config
+        if config.bc_coef and self._demonstrations is None:
+            self._demonstrations = DemonstrationsLoss(
+                read_frames(config.bc_folders, self.policy, self.envs.benchmark, self.envs.chunk),
+                coef=config.bc_coef,
+                batch_size=config.batch_size,
+                micro_batch_size=config.micro_batch_size,
+                seed=self.noise_seed,
+                process_group=self.process_group,
+            )
+        return self._demonstrations
+
+    @property
+    def start_sampler(self) -> StartSampler | None:
+        """What weighs the start states; None where they are drawn uniformly."""
+        if self.config.start_sampling == "learnability" and self._start_sampler is None:
+            self._start_sampler = StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
+        return self._start_sampler
+
+    def _weigh_starts(self) -> None:
+        """Let the environment draw the coming episodes' start states by `start_sampler`."""
+        if self.start_sampler is not None:
+            self.envs.set_start_weights(self.start_sampler.probabilities())
+
+    def record(self, values: Mapping[str, float]) -> None:
+        """Log numbers."""
+        for key, value in values.items():
+            self.logger.record(key, value)
+
+    # The loop --------------------------------------------------------------------------------------------
 
     def learn(
         self,
@@ -52,29 +318,25 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
     ) -> Self:
         """Train until `num_timesteps` reaches `total_timesteps` (more by the rest of the last rollout).
 
-        As Stable-Baselines3's; `tb_log_name` None is "PPO" or "GRPO".
-
-        To go on after `zoo.training.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
+        As Stable-Baselines3's; `tb_log_name` None is the class's name. To go on after
+        `zoo.training.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
         `reset_num_timesteps=False`: schedules then continue as if nothing had happened.
         """
         if self.env is None:
             raise BadValue("this model has no environment; give it one by set_env(...), or load(PATH, env=...)")
-        envs = vla_envs(self.env)
-        if envs is not None and envs.config.schedule != "random":
-            raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
-        if envs is not None:
-            check_share(envs, self.process_group)
+        if self.envs.config.schedule != "random":
+            raise BadValue(f"training needs schedule='random', got '{self.envs.config.schedule}', which ends")
+        check_share(self.envs, self.process_group)
         check_learnable(self.policy)
         self.check_reference_at_start()
-        if self.anchor is not None:  # raises for demonstrations that do not fit
-            check_same({"what bc_dataset holds": self.anchor.digests[0]}, self.process_group)
-        self.weigh_starts()
+        if self.demonstrations is not None:
+            check_same({"what bc_dataset holds": self.demonstrations.digests[0]}, self.process_group)
+        self._weigh_starts()
         iteration = 0
         total_timesteps, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name or self.log_name, progress_bar
+            total_timesteps, callback, reset_num_timesteps, tb_log_name or type(self).__name__, progress_bar
         )
         callback.on_training_start(locals(), globals())
-        assert self.env is not None
         while self.num_timesteps < total_timesteps:
             self.train_state = self.capture_state()
             if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
@@ -82,14 +344,10 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             iteration += 1
             self.train_state = None
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            due = log_interval is not None and iteration % log_interval == 0
-            if self.chunked:
-                self.train()
-            if due:
+            self.train()
+            if log_interval is not None and iteration % log_interval == 0:
                 self.record(self._log_window.read(self.clock))
                 self.dump_logs(iteration)
-            if not self.chunked:
-                self.train()  # SB3 logs an update with the rollout that follows it.
         else:
             self.train_state = self.capture_state()
         callback.on_training_end()
@@ -98,17 +356,14 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """Fill the rollout buffer and its advantages; False when a callback, on any rank, stopped it."""
         assert self._last_obs is not None, "No previous observation was provided"
-        assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
-        rest = offloaded_state(self.policy.optimizer) if self.offload_idle else nullcontext()
+        rest = offloaded_state(self.policy.optimizer) if self._offload_idle else nullcontext()
         with rest, self.clock.phase("rollout"):
-            if not self.chunked:
-                return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
             self.policy.set_training_mode(False)
-            self.chunk_buffer.reset()
+            rollout_buffer.reset()
             callback.on_rollout_start()
-            source = self.collector() if self.rollout_source is None else self.rollout_source
+            source = self._rollout_source or self.collector()
             try:
-                stats = source.collect(self.rollout_start(), lambda step: self.after_decision(callback, step))
+                stats = source.collect(self._rollout_start(), lambda step: self._after_decision(callback, step))
             finally:
                 self._last_obs = source.obs
             if stats is None:
@@ -116,52 +371,31 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             self._count_rollout(stats)
             with self.clock.phase("advantages"):
                 self.compute_returns_and_advantages(stats)
-            callback.update_locals({"rollout_buffer": self.chunk_buffer})
+            callback.update_locals({"rollout_buffer": rollout_buffer})
             callback.on_rollout_end()
         return True
-
-    def after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
-        """Count a decision and call Stable-Baselines3's callbacks; False when one of them stops training.
-
-        While a rollout lasts `num_timesteps` grows by this rank's steps alone. `step` is None for a rollout that other
-        processes collected.
-        """
-        seen: dict[str, Any] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
-        if step is not None:
-            self.num_timesteps += int(step.counted_n.sum())
-            infos: list[Any] = [{}] * self.n_envs
-            for env, info in zip(step.env_n.tolist(), step.infos, strict=True):
-                infos[env] = info
-            seen = {
-                "infos": infos,
-                "dones": step.spread(step.done_n, self.n_envs),
-                "rewards": step.spread(step.reward_n, self.n_envs),
-                "new_obs": step.next_obs,
-                "actions": step.sample.action_BKA.cpu().numpy(),
-            }
-        callback.update_locals({"env": self.env, "step": step, **seen})
-        return callback.on_step()
 
     def train(self) -> None:
         """Update the policy with the rollout just collected: `n_epochs` passes in fresh random order.
 
         Then `critic_epochs` passes that train the critic alone.
         """
-        loss, data, learner = self.loss(), self.rollout_data(), self.learner
+        config, loss, data, learner = self.config, self.loss(), self.rollout_data(), self.learner
         metrics, fitted = UpdateMetrics(loss, self.process_group), UpdateMetrics(loss, self.process_group)
+        off_policy = self._rollout_source is not None and self._rollout_source.off_policy
         learner.policy.set_training_mode(True)  # type: ignore[operator]
         self._update_learning_rate(learner.raw_optimizer)
         with self.clock.phase("update"):
-            if self.recompute_logprobs or learner.own_precision:
-                data.recompute_log_probs(learner, self._n_updates)
-                if self.off_policy:
-                    self.record(behaviour_gap(self.chunk_buffer, self.logprob_level, self.process_group))
-            if self.kl_coef and not loss.critic_only:
-                data.compute_ref_log_probs(self.reference)
-            anchor = None if loss.critic_only else self.anchor
-            self._make_passes(self.n_epochs, loss, data, metrics, anchor)
-            if self.critic_epochs:
-                self._make_passes(self.critic_epochs, replace(loss, critic_only=True), data, fitted, None)
+            if config.recompute_logprobs or off_policy or learner.own_precision:
+                if off_policy:
+                    self.chunk_buffer.keep_behaviour_logprobs()
+                data.recompute_log_probs(lambda batch: learner.score(batch, None), self._n_updates)
+                self.record(behaviour_gap(self.chunk_buffer, config.logprob_level, self.process_group))
+            if config.kl_coef and not loss.critic_only:
+                reference = self.reference
+                data.compute_ref_log_probs(lambda batch: reference.evaluate(batch.obs, batch.choice).logprob_BKA)
+            self._make_passes(config.n_epochs, loss, data, metrics, config.target_kl)
+            self._make_passes(self.critic_epochs, replace(loss, critic_only=True), data, fitted, None)
             learner.sync_weights()
         if learner.accelerator.scaler is None:  # a loss scaler begins too high and comes down
             metrics.check_learnt(self._updates_done + 1)
@@ -170,15 +404,60 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         if not fitted.empty:
             self.logger.record("train/critic/value_loss_fitted", fitted.critic()["train/critic/value_loss"])
 
+    def _make_passes(
+        self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, target_kl: float | None
+    ) -> None:
+        """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
+        if not count:
+            return
+        with self.learner.train_critic() if loss.critic_only else nullcontext():
+            for _ in range(count):
+                finished = self._make_pass(loss, data, metrics, target_kl)
+                self._n_updates += 1
+                if not finished:
+                    break
+
+    def _make_pass(self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, target_kl: float | None) -> bool:
+        """Take an optimiser step with every minibatch; return False where the policy left `target_kl` before."""
+        learner, demonstrations = self.learner, None if loss.critic_only else self.demonstrations
+        imitated = iter(()) if demonstrations is None else demonstrations.batches(self._n_updates)
+        metrics.begin_epoch()
+        for micro_batches in data.minibatches(self._n_updates):
+            metrics.begin_minibatch()
+            learner.zero_grad()
+            if demonstrations is not None:
+                metrics.add_imitation(demonstrations.add_gradients(learner, next(imitated)))
+            for micro_batch in micro_batches:
+                with learner.accumulate(last=micro_batch.last):
+                    value, terms, scores = learner.score(micro_batch.batch, loss)
+                    learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
+                metrics.add(terms, scores, micro_batch)
+            # A KL that is not a number ends nothing: the step is then left out for its gradient.
+            if target_kl is not None and not loss.critic_only and (kl := metrics.latest_kl()) > 1.5 * target_kl:
+                self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
+                learner.zero_grad()
+                return False
+            grad_norm, stepped = learner.apply()
+            metrics.add_step(grad_norm, stepped=stepped)
+        return True
+
     def loss(self) -> PPOLoss:
         """Return the loss of the coming update, schedules read; here without a critic."""
-        low = self.clip_range(self._current_progress_remaining)
+        config, low = self.config, self.clip_range(self._current_progress_remaining)
         return PPOLoss(
             clip_low=low,
-            clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            ent_coef=self.ent_coef,
-            kl_coef=self.kl_coef,
+            clip_high=low if config.clip_range_high is None else config.clip_range_high,
+            ent_coef=config.ent_coef,
+            kl_coef=config.kl_coef,
         )
+
+    @abstractmethod
+    def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
+        """Fill the buffer's advantages, returns and weights."""
+
+    @abstractmethod
+    def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
+        """Log `train/*`."""
 
     def update_health(self, metrics: UpdateMetrics, actor: Mapping[str, float]) -> UpdateHealth:
         """Return what warnings look at in any update; `actor`: its `metrics.actor()`, empty without a minibatch."""
@@ -189,21 +468,60 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             health,
             clip_fraction=actor["train/actor/clip_fraction"],
             kl=actor["train/actor/approx_kl_k3"],
-            entropy=discrete_entropy(self.policy, actor["train/actor/entropy"]),
+            # The entropy of a density may well be small, or negative.
+            entropy=np.nan if self.policy.backbone.continuous else actor["train/actor/entropy"],
             ratio_gap=actor["train/actor/ratio_first_gap"],
         )
 
-    # Subclasses -------------------------------------------------------------------------------------
+    def check_reference_at_start(self) -> None:
+        """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
+        if self.config.kl_coef and not self._updates_done:
+            check_start(self.policy, self.config.kl_reference)
 
-    @abstractmethod
-    def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
-        """Fill the chunk buffer's advantages, returns and weights."""
+    def _rollout_start(self) -> RolloutStart:
+        obs: Any = self._last_obs
+        at_start = self.num_rounds is not None and not self._needs_reset
+        self._needs_reset = True
+        return RolloutStart(self._updates_done, self.num_timesteps, obs, at_episode_start=at_start)
 
-    @abstractmethod
-    def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
-        """Log `train/*`."""
+    def _after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
+        """Count a decision and call Stable-Baselines3's callbacks; False when one of them stops training.
 
-    # Inside -----------------------------------------------------------------------------------------
+        While a rollout lasts `num_timesteps` grows by this rank's steps alone. `step` is None for a rollout that other
+        processes collected.
+        """
+        assert self.env is not None
+        seen: dict[str, Any] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
+        if step is not None:
+            self.num_timesteps += int(step.outcome.executed_n.sum())
+            seen = {
+                "infos": _Infos(self.env, step),
+                "dones": step.spread(step.done_n, self.n_envs),
+                "rewards": step.spread(step.outcome.reward_n.astype(np.float32), self.n_envs),
+                "new_obs": step.next_obs,
+                "actions": step.sample.action_BKA.cpu().numpy(),
+            }
+        callback.update_locals({"env": self.env, "step": step, **seen})
+        return callback.on_step()
+
+    def _count_rollout(self, stats: RolloutStats) -> None:
+        """Count the rollout of all ranks."""
+        assert self.ep_info_buffer is not None
+        assert self.ep_success_buffer is not None
+        self.rollout_stats = stats
+        self.num_timesteps = stats.num_timesteps
+        if stats.done_N is not None:
+            self._last_episode_starts = stats.done_N
+        episodes = [episode.record for episode in stats.episodes]
+        self.ep_info_buffer.extend(episode.info for episode in stats.episodes)
+        self.ep_success_buffer.extend(record.success_once for record in episodes)
+        self.tasks_seen |= stats.tasks
+        self._log_window.add(stats)
+        self.record(stats.metrics)
+        if self.start_sampler is not None:
+            self.record(self.start_sampler.metrics(episodes))
+            self.start_sampler.count(episodes)
+            self._weigh_starts()
 
     def _record_rollout(self, rewards: Tensor, advantages: Tensor, returns: Tensor) -> None:
         """Log a rollout's rewards, advantages and returns, over all ranks."""
@@ -212,71 +530,154 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         for name, values in (("advantages", advantages), ("returns", returns)):
             self.record(value_range(f"rollout/{name}", values, self.process_group))
 
-    def _count_rollout(self, stats: RolloutStats) -> None:
-        """Count the rollout of all ranks."""
-        self.rollout_stats = stats
-        self.num_timesteps = stats.num_timesteps
-        if stats.done_N is not None:
-            self._last_episode_starts = stats.done_N
-        assert self.ep_info_buffer is not None
-        assert self.ep_success_buffer is not None
-        for episode in stats.episodes:
-            self.ep_info_buffer.append(dict(episode.info))
-            if episode.success is not None:
-                self.ep_success_buffer.append(episode.success)
-        self.tasks_seen |= stats.tasks
-        self._log_window.add(stats)
-        self.record(dict(stats.metrics))
-        if self.start_sampler is not None:
-            episodes = [episode.record for episode in stats.episodes if episode.record is not None]
-            self.record(self.start_sampler.metrics(episodes))
-            self.start_sampler.count(episodes)
-            self.weigh_starts()
-
-    def _make_passes(
-        self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: DemonstrationsLoss | None
-    ) -> None:
-        """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
-        with self.learner.train_critic() if loss.critic_only else nullcontext():
-            for _ in range(count):
-                finished = self._make_pass(loss, data, metrics, anchor)
-                self._n_updates += 1
-                if not finished:
-                    break
-
-    def _make_pass(
-        self, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: DemonstrationsLoss | None
-    ) -> bool:
-        """Take an optimiser step with every minibatch; return False where the policy left `target_kl` before."""
-        learner = self.learner
-        metrics.begin_epoch()
-        demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
-        for micro_batches in data.minibatches(self._n_updates):
-            metrics.begin_minibatch()
-            learner.zero_grad()
-            if anchor is not None:
-                metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
-            for micro_batch in micro_batches:
-                with learner.accumulate(last=micro_batch.last):
-                    value, terms, scores = learner.score(micro_batch.batch, loss)
-                    learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
-                metrics.add(terms, scores, micro_batch)
-            if not (loss.critic_only or self._within_target_kl(metrics)):
-                learner.zero_grad()
-                return False
-            grad_norm, stepped = learner.apply()
-            metrics.add_step(grad_norm, stepped=stepped)
-        return True
-
-    def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
-        if self.target_kl is None:
-            return True
-        # A KL that is not a number ends nothing: the step is then left out for its gradient.
-        if (kl := metrics.latest_kl()) > 1.5 * self.target_kl:
-            self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
-            return False
-        return True
-
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""
         self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
+
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        before = self._last_obs
+        result = super()._setup_learn(total_timesteps, *args, **kwargs)
+        if self._last_obs is not before:
+            # SB3 has just begun an episode in every sub-environment: the first round takes those.
+            self._needs_reset = False
+        return result
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        both = super()._init_callback(callback, progress_bar)
+        if isinstance(both, CallbackList) and progress_bar:
+            both.callbacks[-1] = _StepsBar()
+            both.callbacks[-1].init_callback(self)
+        return both
+
+    # Saving and loading ----------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | BufferedIOBase,
+        env: Any = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Self:
+        """As Stable-Baselines3's; `env` is what the constructor takes.
+
+        Raises `BadValue` for a folder and for a model of another algorithm.
+        """
+        if isinstance(path, str | Path) and Path(path).is_dir():
+            raise BadValue(
+                f"'{path}' is a folder, and load reads the zip that save wrote; a folder of weights is given as "
+                "policy_kwargs={'backbone': FOLDER}"
+            )
+        view = None if env is None else sb3_view(env)
+        model = super().load(path, view, device, custom_objects, *args, **kwargs)
+        if cls.foreign_setting in vars(model):
+            raise BadValue(f"'{path}' was saved by another algorithm than {cls.__name__}")
+        return model
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """As Stable-Baselines3's, of what the constructor takes; what follows from the environment follows."""
+        super().set_env(sb3_view(env), force_reset)
+        self._start_sampler = self._demonstrations = None
+        num_decisions = self.n_steps
+        self._fit_to_env()
+        if self.n_steps != num_decisions:
+            self.rollout_buffer = type(self.rollout_buffer)(
+                self.n_steps,
+                self.observation_space,
+                self.action_space,
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **self.rollout_buffer_kwargs,
+            )
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """SB3's wrapping, of which `as_sb3()` needs none: images stay [H, W, 3]."""
+        return sb3_view(env)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), *_OF_THIS_PROCESS]
+
+    def capture_state(self) -> TrainState:
+        """Return the present state, without a random number drawn or a simulator stepped."""
+        counts: dict[str, Any] = {name: getattr(self, attribute, None) for name, attribute in ATTRIBUTES.items()}
+        return TrainState(
+            counters=Counters(**counts),
+            episodes=tuple(
+                {key: float(info[key]) for key in ("r", "l", "t") if key in info} for info in self.ep_info_buffer or ()
+            ),
+            successes=tuple(float(success) for success in self.ep_success_buffer or ()),
+            rng=rng_state(),
+            env=self.envs.state_dict(),
+            arrays=observation_arrays(self._last_obs, self._last_episode_starts),
+            starts=None if self.start_sampler is None else self.start_sampler.to_json(),
+        )
+
+    def restore_state(self, state: TrainState) -> None:
+        """Restore `state`, of this rank's sub-environments."""
+        assert self.env is not None
+        self.envs.load_state_dict(state.env)
+        # The constructor set a seed for the next reset, which would start the schedule anew.
+        self.env._reset_seeds()
+        self._last_obs = state.last_obs
+        self._last_episode_starts = state.arrays["episode_starts"]
+        if self.start_sampler is not None and state.starts is not None:
+            self.start_sampler.restore(state.starts)
+        for name, attribute in ATTRIBUTES.items():
+            if (value := getattr(state.counters, name)) is not None:
+                setattr(self, attribute, value)
+        self.ep_info_buffer = deque(state.episodes, maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(state.successes, maxlen=self._stats_window_size)
+        self.train_state = None
+        set_rng_state(state.rng)
+
+
+class _Infos(Sequence[Mapping[str, Any]]):
+    """Stable-Baselines3's `infos` of a decision, one per sub-environment; made when a callback first reads them."""
+
+    def __init__(self, env: SB3VecEnv, step: Step) -> None:
+        self._env = env
+        self._step = step
+
+    @cached_property
+    def _infos(self) -> list[Mapping[str, Any]]:
+        infos: list[Mapping[str, Any]] = [{}] * self._env.num_envs
+        for env, info in zip(self._step.env_n.tolist(), self._env.step_infos(self._step.outcome), strict=True):
+            infos[env] = info
+        return infos
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._infos[index]
+
+    def __len__(self) -> int:
+        return self._env.num_envs
+
+
+class _StepsBar(ProgressBarCallback):
+    """Progress bar of `learn` that moves by the steps the model counts; Stable-Baselines3's moves by decisions."""
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self._done = self.model.num_timesteps
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.model.num_timesteps - self._done)
+        self._done = self.model.num_timesteps
+        return True
+
+
+def _policy_class(policy: object, algorithm: str) -> type[VLAPolicy]:
+    """Return the class of a policy that is given as "VLAPolicy" or a class; raises `BadValue` for any other."""
+    if policy == "VLAPolicy":
+        return VLAPolicy
+    if isinstance(policy, type) and issubclass(policy, VLAPolicy):
+        return policy
+    got = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+    raise BadValue(
+        f"zoo.{algorithm} trains 'VLAPolicy', got '{got}'. stable_baselines3.PPO trains other policies; weights are "
+        "chosen by policy_kwargs={'backbone': FOLDER}"
+    )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
-from gymnasium import spaces
 from torch import nn
 
 from vla_gym.errors import VLAZooError
@@ -69,14 +67,6 @@ def nothing_to_learn(episodes: int) -> str:
         f"not one success in {episodes} episodes (the true rate is below {high:.1%}, 95 % interval), and groups that "
         f"all failed teach nothing. {NO_SIGNAL_ADVICE}. To go on all the same: -params max_barren_episodes:0"
     )
-
-
-def discrete_entropy(policy: Any, entropy: float) -> float:
-    """`entropy` of discrete choices; nan for densities (flow policies, Gaussians), where small is not certain."""
-    backbone = getattr(policy, "backbone", None)
-    if backbone is not None:
-        return math.nan if backbone.continuous else entropy
-    return math.nan if isinstance(policy.action_space, spaces.Box) else entropy
 
 
 def in_half_precision(policy: nn.Module) -> bool:

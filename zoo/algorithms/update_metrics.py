@@ -20,8 +20,7 @@ from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, kl_k1, kl_k3, 
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import to_level
-from zoo.rollout.off_policy_correction import importance_weight
+from zoo.rollout.log_prob_levels import importance_weight, to_level
 from zoo.rollout.types import MicroBatch, Scores
 
 _TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")
@@ -91,7 +90,6 @@ class UpdateMetrics:
             return
         batch = micro_batch.batch
         log_ratio_BL = (scores.logprob_BL - batch.old_logprob_BL).detach()
-        mask_BL = batch.mask_BL
         ref_kl_BW, token_mask_BW = log_ratio_BL.new_zeros(0), batch.token_mask_BW
         if scores.token_logprob_BW is not None and batch.ref_logprob_BW is not None:
             ref_kl_BW = reference_kl(scores.token_logprob_BW.detach(), batch.ref_logprob_BW)
@@ -103,7 +101,7 @@ class UpdateMetrics:
                 log_ratio_BL=log_ratio_BL,
                 entropy_BL=scores.entropy_BL.detach(),
                 advantage_BL=batch.advantage_BL.expand_as(log_ratio_BL),
-                mask_BL=torch.ones_like(log_ratio_BL, dtype=torch.bool) if mask_BL is None else mask_BL,
+                mask_BL=batch.mask_BL,
                 value_BU=scores.value_BU.detach(),
                 old_value_BU=batch.old_value_BU,
                 target_BU=batch.return_BU,

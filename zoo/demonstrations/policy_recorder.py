@@ -19,7 +19,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
 from zoo.demonstrations.recorder import REWARD, Actor, Attempt, Choice, Demonstration, Interrupted, record
 from zoo.evaluation.evaluator import observation_rows
-from zoo.rollout.gae import gae
+from zoo.rollout.advantages import gae
 
 LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
 CHUNK_STEP = "vla_zoo.chunk_step"

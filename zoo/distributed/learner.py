@@ -156,13 +156,9 @@ class Learner:
 
     @contextmanager
     def train_critic(self) -> Iterator[None]:
-        """Context manager in which steps change the critic alone; the others keep their optimiser state too.
-
-        Raises `BadValue` for a policy without a critic of its own.
-        """
-        trained = {id(parameter) for parameter in critic_parameters(self.policy)}
-        # Ranks that share a sharded policy encode together, and one may have kept what another has not.
-        backbone = None if self.sharded else getattr(self.policy, "backbone", None)
+        """Context manager in which steps change the critic alone; the others keep their optimiser state too."""
+        backbone: Any = self.policy.backbone
+        trained = {id(parameter) for parameter in backbone.critic_parameters()}
         self._frozen = [
             parameter for parameter in self._parameters if parameter.requires_grad and id(parameter) not in trained
         ]
@@ -171,7 +167,8 @@ class Learner:
         try:
             for parameter in self._frozen if alone else ():
                 parameter.requires_grad_(False)
-            with nullcontext() if backbone is None else backbone.critic_trained_alone():
+            # Ranks that share a sharded policy encode together, and one may have kept what another has not.
+            with nullcontext() if self.sharded else backbone.critic_trained_alone():
                 yield
         finally:
             for parameter in self._frozen:
@@ -184,16 +181,3 @@ def ignore_frozen_parameters(module: nn.Module) -> None:
     ignored = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     ignored += [name for name, _ in module.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-
-
-def critic_parameters(policy: Any) -> list[nn.Parameter]:
-    """The trained parameters that only values depend on; raises `BadValue` when there are none."""
-    if hasattr(policy, "backbone"):
-        parameters = policy.backbone.critic_parameters()
-    elif hasattr(policy, "value_net") and hasattr(policy, "mlp_extractor"):
-        parameters = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
-        if not policy.share_features_extractor:
-            parameters += policy.vf_features_extractor.parameters()
-    else:
-        raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
-    return [parameter for parameter in parameters if parameter.requires_grad]

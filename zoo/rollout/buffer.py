@@ -13,8 +13,7 @@ from torch import Tensor
 from vla_policies.processing.observations import HOST_KEYS
 from vla_policies.transfer import upload
 from zoo.config.algorithm_configs import LogprobLevel
-from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, to_level
-from zoo.rollout.off_policy_correction import importance_weight
+from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, importance_weight, to_level
 from zoo.rollout.types import Minibatch, Step
 
 _FIXED = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "task_TN", "terminated_TN", "truncated_TN")
@@ -102,13 +101,14 @@ class ChunkRolloutBuffer:
                 advantage.
             step_value_nK: value of every simulator step, float32; None where a decision has one.
         """
-        sample, obs = step.sample, {key: torch.from_numpy(value) for key, value in step.obs.items()}
+        sample, outcome = step.sample, step.outcome
+        obs = {key: torch.from_numpy(value) for key, value in step.obs.items()}
         filled: dict[str, Any] = {
             "logprob_TNKA": sample.logprob_BKA.detach().float().cpu(),
             "value_TN": sample.value_B.detach().float().cpu(),
-            "reward_TN": torch.as_tensor(step.reward_n, dtype=torch.float32),
-            "executed_TN": torch.as_tensor(step.executed_n, dtype=torch.int64),
-            "task_TN": torch.as_tensor(step.task_id_n, dtype=torch.int64),
+            "reward_TN": torch.as_tensor(outcome.reward_n, dtype=torch.float32),
+            "executed_TN": torch.as_tensor(outcome.executed_n, dtype=torch.int64),
+            "task_TN": torch.as_tensor(outcome.task_id_n, dtype=torch.int64),
             "terminated_TN": torch.as_tensor(step.done_n, dtype=torch.bool),
         }
         if bootstrapped_n is not None and final_value_n is not None:
@@ -163,6 +163,13 @@ class ChunkRolloutBuffer:
         for name, whole in own.items():
             whole[:, columns] = collected[name]
         self.pos = self.buffer_size
+
+    def write_advantages(self, advantage: Tensor) -> None:
+        """Write advantages, `[T, N]` or of each step `[T, N, K]`; zero where they do not count."""
+        if advantage.ndim == 2:
+            self.advantage_TN.copy_(advantage)
+        else:
+            self.step_advantage_TNK = advantage
 
     def executed_steps(self) -> Tensor:
         """Bool `[T, N, K]`: steps that were run."""
@@ -240,7 +247,7 @@ class ChunkRolloutBuffer:
     def keep_behaviour_logprobs(self) -> None:
         """Keep the log-probabilities under the weights that decided; call it before `replace_logprobs`.
 
-        Minibatches then weight advantages by `zoo.rollout.off_policy_correction.importance_weight`.
+        Minibatches then weight advantages by `importance_weight`.
         """
         self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
 

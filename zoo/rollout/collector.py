@@ -1,44 +1,35 @@
-"""Collecting a rollout: a policy, vector environments and a buffer; no algorithm."""
+"""Collecting a rollout: a policy, vector environments and a buffer; no algorithm.
+
+RolloutCollector       T decisions of every sub-environment, or rounds of one episode in each
+└── GroupCollector     rounds in which the members of a group begin in one state
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_policies.actions.noise import TORCH_NOISE, Noise, SlotNoise
-from vla_policies.types import ActionSample, Evaluation
+from vla_gym.observation import encode_instructions
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_policies.actions.noise import SlotNoise
+from vla_policies.policy import VLAPolicy
+from vla_policies.types import ActionSample
 from zoo.config.algorithm_configs import CreditLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.env_loop import env_loop
-from zoo.rollout.env_views import vla_envs
+from zoo.rollout.env_loop import EnvLoop
 from zoo.rollout.log_prob_levels import step_values
-from zoo.rollout.stats import PhaseClock, RolloutRecorder, RolloutStats
+from zoo.rollout.stats import GroupOutcome, GroupStats, PhaseClock, RolloutRecorder, RolloutStats
 from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
-
-
-@runtime_checkable
-class ChunkPolicy(Protocol):
-    """The methods by which a chunk policy differs from a plain one."""
-
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
-        """Decide, with a row of `noise` for each observation."""
-
-    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
-        """Score decisions made earlier."""
-
-
-def is_chunk_policy(policy_class: type) -> bool:
-    """Whether the class has the methods of a `ChunkPolicy`."""
-    return issubclass(policy_class, ChunkPolicy)
 
 
 class RolloutSource(Protocol):
@@ -46,6 +37,8 @@ class RolloutSource(Protocol):
 
     obs: Observation
     """Present observation of this rank's sub-environments, also after a rollout that was stopped."""
+    off_policy: bool
+    """Whether rollouts may be of older weights than those the update begins with."""
 
     def collect(self, start: RolloutStart, on_step: OnStep) -> RolloutStats | None:
         """Fill the buffer with the next rollout; None when `on_step`, on any rank, stopped it.
@@ -59,7 +52,9 @@ class CollectorConfig:
     """Settings of a `RolloutCollector`."""
 
     num_decisions: int
-    """T, decisions of each sub-environment."""
+    """T, decisions of each sub-environment; of a round at most."""
+    num_rounds: int | None = None
+    """Rounds of one episode in every sub-environment; None = T decisions, new episodes beginning where others end."""
     reward_level: CreditLevel = "chunk"
     """"action" keeps the reward of every simulator step."""
     value_level: CreditLevel = "chunk"
@@ -70,17 +65,27 @@ class CollectorConfig:
     """Whether that of an episode which the task's own rule ended does, too."""
 
 
+def decisions_of_an_episode(envs: VLAVectorEnv) -> int:
+    """T, decisions that an episode of any task takes at most."""
+    return math.ceil(max(task.horizon for task in envs.benchmark.tasks) / envs.config.chunk)
+
+
 class RolloutCollector:
-    """T decisions of every sub-environment, new episodes beginning where others end (partial resets).
+    """Collects T decisions of every sub-environment, or rounds.
+
+    In a round no sub-environment begins another episode before all have ended: round r of sub-environment n fills
+    column r * N + n, and what follows an episode's end in its column is not executed.
 
     The noise of a decision follows from `seed`, the rollout's number, the decision's number and the sub-environment's
     place among those of all ranks, so decisions are the same however sub-environments are spread over ranks.
     """
 
+    off_policy = False
+
     def __init__(
         self,
-        env: VecEnv,
-        policy: Any,
+        env: SB3VecEnv,
+        policy: VLAPolicy,
         buffer: ChunkRolloutBuffer,
         process_group: ProcessGroup,
         seed: int,
@@ -90,16 +95,16 @@ class RolloutCollector:
         self.env = env
         self.policy = policy
         self.buffer = buffer
+        self.seed = seed
         self.recorder = RolloutRecorder()
         """This rank's numbers of the present rollout."""
         self.obs: Observation = {}
         """Present observation."""
-        self.done_N = np.zeros(env.num_envs, dtype=bool)
-        """Bool: the last decision ended an episode."""
-        self.first_env = first_env(env, process_group)
+        self.first_env = first_env(env.envs)
         """Place of this rank's first sub-environment among those of all ranks."""
+        self._done_N = np.zeros(env.num_envs, dtype=bool)
+        self._at_episode_start = False
         self._process_group = process_group
-        self.seed = seed
         self._config = config
         self._clock = PhaseClock() if clock is None else clock
         self._flag = ""
@@ -116,94 +121,228 @@ class RolloutCollector:
         """Fill the buffer with this rank's decisions; False when a rank stopped it. Waits for no other rank."""
         self._flag = self._process_group.new_flag()
         self.recorder.begin()
-        return self._fill(start, on_step)
+        self.obs, self._at_episode_start = start.obs, start.at_episode_start
+        return self._fill(start.number, on_step)
 
     def results(self) -> dict[str, Any]:
-        """Fields of `RolloutStats` that differ by kind of collector."""
-        return {"done_N": self.done_N, "last_value_N": self._values(self.obs)}
+        """Return the fields of `RolloutStats` that differ by kind of rollout."""
+        if self._config.num_rounds is None:
+            return {"done_N": self._done_N, "last_value_N": self._values(self.obs)}
+        # Every episode has ended: nothing follows the last row.
+        return {"last_value_N": torch.zeros(self.buffer.columns)}
 
-    def _fill(self, start: RolloutStart, on_step: OnStep) -> bool:
-        loop = env_loop(self.env, start.obs, self._act(start.number), self._clock)
-        self.obs = start.obs
+    def _fill(self, rollout: int, on_step: OnStep) -> bool:
+        if self._config.num_rounds is not None:
+            return all(self._round(rollout, number, on_step) for number in range(self._config.num_rounds))
+
+        def write(row: int, step: Step) -> None:
+            self._write(row, step.env_n, step)
+            self._done_N = step.done_n
+
+        return self._play(rollout, 0, on_step, write, renew=True)
+
+    def _round(self, rollout: int, number: int, on_step: OnStep) -> bool:
+        def write(row: int, step: Step) -> None:
+            self._write(row, number * self.env.num_envs + step.env_n, step)
+
+        return self._play_round(rollout, number, on_step, write)
+
+    def _play_round(self, rollout: int, number: int, on_step: OnStep, write: Callable[[int, Step], None]) -> bool:
+        """Play one episode in every sub-environment, as `_play`."""
+        if not self._at_episode_start:
+            with self._clock.phase("env"):
+                self.obs = self.env.reset()
+        self._at_episode_start = False
+        finished = self._play(rollout, number * self._config.num_decisions, on_step, write, renew=False)
+        assert not finished or self.env.envs.finished.all(), "an episode outlived its task's horizon"
+        return finished
+
+    def _play(
+        self, rollout: int, first_decision: int, on_step: OnStep, write: Callable[[int, Step], None], *, renew: bool
+    ) -> bool:
+        """Play at most T decisions, each of which goes to `write` with its row; False when a rank stopped it."""
+
+        def act(obs: Observation, decision: int, env_n: np.ndarray) -> ActionSample:
+            return self.policy.act(obs, noise=SlotNoise(self.seed, (rollout, decision), self.first_env + env_n))
+
+        loop = EnvLoop(self.env, self.obs, act, self._clock)
+        steps = loop.steps(self._config.num_decisions, first_decision=first_decision, renew=renew)
         try:
-            with closing(loop.steps(self._config.num_decisions)) as steps:
-                for decision, step in enumerate(steps):
-                    if not self._count(decision, step, on_step):
+            with closing(steps):
+                for row, step in enumerate(steps):
+                    if not on_step(step):
+                        self._process_group.set_flag(self._flag)
                         return False
-                    self._write(decision, step.env_n, step)
-                    self.done_N = step.done_n
+                    self.recorder.add(first_decision + row, self.first_env, step, self.env)
+                    if self._process_group.has_flag(self._flag):
+                        return False
+                    write(row, step)
         finally:
             self.obs = loop.obs
         return True
 
-    def _act(self, number: int) -> Any:
-        def act(obs: Observation, decision: int, env_n: np.ndarray) -> ActionSample:
-            noise = SlotNoise(self.seed, (number, decision), self.first_env + env_n)
-            sample: ActionSample = self.policy.act(obs, noise=noise)
-            return sample
-
-        return act
-
-    def _count(self, decision: int, step: Step, on_step: OnStep) -> bool:
-        """Call `on_step` and record the step; False when this or another rank stops the rollout."""
-        if not on_step(step):
-            self._process_group.set_flag(self._flag)
-            return False
-        self.recorder.add(decision, self.first_env, step)
-        return not self._process_group.has_flag(self._flag)
-
     def _write(self, row: int, columns: np.ndarray, step: Step) -> None:
         """Write a step to the buffer, with what its advantages need."""
-        bootstrapped_n = self._bootstrapped(step)
+        outcome, config = step.outcome, self._config
+        cut_off_n = outcome.truncated_n & ~outcome.terminated_n
+        # An episode lost with its simulator has not failed.
+        bootstrapped_n = cut_off_n & (config.bootstrap_time_limit | outcome.lost_n)
+        if config.bootstrap_termination:
+            bootstrapped_n = bootstrapped_n | outcome.terminated_n
+        per_step = config.reward_level == "action"
+        step_value_nK = None
+        if per_step and config.value_level == "action":
+            step_value_nK = step_values(step.sample, step.sample.action_BKA.shape[1])
         self.buffer.write(
             row,
             columns,
             step,
             bootstrapped_n=bootstrapped_n,
-            final_value_n=self._final_values(step, bootstrapped_n),
-            **self._per_step(step),
+            final_value_n=self._final_values(outcome.obs, bootstrapped_n),
+            step_reward_nK=outcome.step_reward_nK if per_step else None,
+            step_value_nK=step_value_nK,
         )
 
-    def _per_step(self, step: Step) -> dict[str, Any]:
-        """Rewards and values of the chunk's simulator steps, where steps are credited."""
-        if self._config.reward_level == "chunk":
-            return {}
-        if step.step_reward_nK is None:
-            raise BadValue(
-                "reward_level='action' needs each step's reward: infos['step_rewards'], as vla_gym.make_vec gives"
-            )
-        per_step: dict[str, Any] = {"step_reward_nK": step.step_reward_nK}
-        if self._config.value_level == "action":
-            per_step["step_value_nK"] = step_values(step.sample, step.sample.action_BKA.shape[1])
-        return per_step
-
-    def _bootstrapped(self, step: Step) -> np.ndarray:
-        """Bool `[n]`: the episode ended, and its return goes on with the value of its last observation.
-
-        That includes every episode lost with its simulator, which has not failed.
-        """
-        cut_off_n: np.ndarray = step.truncated_n & (self._config.bootstrap_time_limit | step.lost_n)
-        return cut_off_n | step.terminated_n if self._config.bootstrap_termination else cut_off_n
-
-    def _final_values(self, step: Step, bootstrapped_n: np.ndarray) -> Tensor:
-        """Values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""
-        value_n = torch.zeros(len(step.env_n))
-        rows = np.flatnonzero(bootstrapped_n)
-        if len(rows):
-            last = [step.infos[row]["terminal_observation"] for row in rows.tolist()]
-            stacked = {key: np.stack([obs[key] for obs in last]) for key in last[0]}
-            value_n[torch.from_numpy(rows)] = self._values(stacked)
+    def _final_values(self, obs: dict[str, Any], bootstrapped_n: np.ndarray) -> Tensor:
+        """Return values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""
+        value_n = torch.zeros(len(bootstrapped_n))
+        if bootstrapped_n.any():
+            encoded = encode_instructions(obs)
+            last = {key: array[bootstrapped_n] for key, array in encoded.items()}
+            value_n[torch.from_numpy(bootstrapped_n)] = self._values(last)
         return value_n
 
     def _values(self, obs: Observation) -> Tensor:
         with torch.no_grad(), self._clock.phase("policy"):
-            value_N: Tensor = self.policy.predict_values(obs).flatten().cpu()
-        return value_N
+            return self.policy.predict_values(obs).flatten().cpu()  # type: ignore[arg-type]
 
 
-def first_env(env: VecEnv, process_group: ProcessGroup) -> int:
-    """Place of this rank's first sub-environment among those of all ranks."""
-    envs = vla_envs(env)
-    if envs is None:
-        return process_group.rank * env.num_envs
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Settings of a `GroupCollector` besides `CollectorConfig`."""
+
+    group_size: int
+    """G, adjacent sub-environments that share their start states."""
+    max_extra_rounds: int
+    """Further rounds, at most, that replace groups without signal."""
+    has_signal: Callable[[ChunkRolloutBuffer, Tensor], Tensor]
+    """`(buffer, lost_N) -> bool [P]`: groups an update can learn from."""
+
+
+class GroupCollector(RolloutCollector):
+    """Collects rounds in which the members of a group begin in one state."""
+
+    def __init__(self, *args: Any, groups: GroupConfig, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._group_config = groups
+        self._groups = _no_groups(self.buffer.columns)
+        self._spare: ChunkRolloutBuffer | None = None
+
+    def results(self) -> dict[str, Any]:
+        return {"groups": self._groups}
+
+    def _fill(self, rollout: int, on_step: OnStep) -> bool:
+        self._groups = _no_groups(self.buffer.columns)
+        return super()._fill(rollout, on_step) and self._resample(rollout, on_step)
+
+    def _round(self, rollout: int, number: int, on_step: OnStep) -> bool:
+        return self._group_round(rollout, number, self.buffer, number * self.env.num_envs, self._groups, on_step)
+
+    def _resample(self, rollout: int, on_step: OnStep) -> bool:
+        """Dynamic sampling (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.2), within `max_extra_rounds`.
+
+        A further round goes to a spare buffer; its groups with signal replace those without, in order, and its other
+        groups are dropped. So an update has its configured size, or less when the rounds run out.
+        """
+        config, groups, num_rounds = self._group_config, self._groups, self._config.num_rounds
+        assert num_rounds is not None
+        size = config.group_size
+        for extra in range(config.max_extra_rounds):
+            signal_P = config.has_signal(self.buffer, groups.lost_N)
+            if signal_P.all():
+                break
+            if self._spare is None:
+                self._spare = self.buffer.like(self.env.num_envs)
+            self._spare.reset()
+            spare = _no_groups(self.env.num_envs)
+            if not self._group_round(rollout, num_rounds + extra, self._spare, 0, spare, on_step):
+                return False
+            groups.extra_rounds += 1
+            spare_signal_P = config.has_signal(self._spare, spare.lost_N)
+            places, sources = (torch.nonzero(mask_P)[:, 0].tolist() for mask_P in (~signal_P, spare_signal_P))
+            for place, source in zip(places, sources):
+                columns = slice(place * size, (place + 1) * size)
+                self.buffer.take_columns(columns, self._spare, slice(source * size, (source + 1) * size))
+                groups.outcomes[place] = spare.outcomes[source]
+                groups.lost_N[columns] = False
+                groups.num_resampled += 1
+        return True
+
+    def _group_round(
+        self,
+        rollout: int,
+        number: int,
+        buffer: ChunkRolloutBuffer,
+        first_column: int,
+        groups: GroupStats,
+        on_step: OnStep,
+    ) -> bool:
+        """Collect round `number` into `buffer` from `first_column` on, and add its groups' results."""
+        size = self._group_config.group_size
+        solved_N = np.zeros(self.env.num_envs, dtype=bool)
+        start_state_N: list[str] = []
+
+        def write(row: int, step: Step) -> None:
+            outcome = step.outcome
+            if row == 0:
+                start_state_N.extend(outcome.start_state_n)
+                check_shared_start(start_state_N, size)
+            # A time limit is an end like any other: an episode's score is the sum of its rewards.
+            buffer.write(row, first_column + step.env_n, step)
+            solved_N[step.env_n] |= outcome.success_n
+            groups.lost_N[torch.from_numpy(first_column + step.env_n[outcome.lost_n])] = True
+
+        if not self._play_round(rollout, number, on_step, write):
+            return False
+        groups.outcomes += [
+            GroupOutcome(start_state_N[first], int(solved_N[first : first + size].sum()), size)
+            for first in range(0, len(start_state_N), size)
+        ]
+        return True
+
+
+def _no_groups(num_columns: int) -> GroupStats:
+    return GroupStats([], torch.zeros(num_columns, dtype=torch.bool))
+
+
+def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
+    """Raise `BadValue` unless sub-environments g*G .. g*G + G-1, which are compared, began in one state."""
+    for first in range(0, len(start_states), group_size):
+        members = start_states[first : first + group_size]
+        if len(set(members)) != 1:
+            raise BadValue(
+                f"group {first // group_size} (sub-environments {first} .. {first + group_size - 1}) began in "
+                f"{len(set(members))} different states: {', '.join(state[:8] for state in members)}; "
+                "reset must restore a start state exactly: what is random in a Gymnasium environment is drawn from "
+                "self.np_random after super().reset(seed=seed)"
+            )
+
+
+def first_env(envs: VLAVectorEnv) -> int:
+    """Return the place of this rank's first sub-environment among those of all ranks."""
     return envs.config.group_offset * envs.config.group_size
+
+
+def check_share(envs: VLAVectorEnv, process_group: ProcessGroup) -> None:
+    """Raise `BadValue` unless these are this rank's groups of all.
+
+    Ranks with the same ones would begin in the same states, draw the same decisions and collect the same rollout.
+    """
+    groups = envs.num_envs // envs.config.group_size
+    first = process_group.rank * groups
+    if process_group.size > 1 and envs.config.group_offset != first:
+        raise BadValue(
+            f"rank {process_group.rank} of {process_group.size} has the environments from group "
+            f"{envs.config.group_offset} on, which are another rank's; make them with vla_gym.make_vec(..., "
+            f"group_offset={first}, num_groups={process_group.size * groups})"
+        )

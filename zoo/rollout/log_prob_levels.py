@@ -126,3 +126,24 @@ def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:
     if chunk == 1:
         return result.value_B[:, None]
     raise BadValue(f"{STEP_VALUES_LACKING} (chunk {chunk})")
+
+
+WEIGHT_CAP = 2.0
+"""Elements whose `importance_weight` is above it are left out: RLinf's default for OpenVLA's asynchronous PPO."""
+
+
+def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor) -> Tensor:
+    """Return w = pi_proximal / pi_behaviour of each element, `[B, L]`, without gradient; 0 above `WEIGHT_CAP`.
+
+    For decisions of older weights (behaviour) the policy is kept near the weights at the update's beginning (proximal)
+    while the expectation is corrected (Hilton, Cobbe and Schulman 2022, "Batch size-invariance for policy
+    optimization", arXiv:2110.00641, equation 3). As w > 0, that is PPO's loss with advantage w A. Raises `ValueError`
+    for different shapes.
+    """
+    if proximal_logprob_BL.shape != behaviour_logprob_BL.shape:
+        raise ValueError(
+            f"log-probabilities must have one shape, got {tuple(proximal_logprob_BL.shape)} and "
+            f"{tuple(behaviour_logprob_BL.shape)}"
+        )
+    weight_BL = (proximal_logprob_BL - behaviour_logprob_BL).detach().exp()
+    return torch.where(weight_BL > WEIGHT_CAP, torch.zeros_like(weight_BL), weight_BL)

@@ -1,4 +1,4 @@
-"""The order in which an update goes over the decisions of all ranks, and the shard of them this rank scores.
+"""The rollout as minibatches: the order in which an update goes over all ranks' decisions, and this rank's shards.
 
 The order follows from the mask of decisions that the update uses and a random generator, both the same on every
 rank. It is spread evenly: each minibatch takes nearly as many decisions from one column as from another, so
@@ -7,12 +7,92 @@ ranks, which hold equally many columns, score nearly equally many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from zoo.config.algorithm_configs import LogprobLevel
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.types import MicroBatch, Minibatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutData:
+    """The decisions of one update; minibatches are drawn over all ranks."""
+
+    buffer: ChunkRolloutBuffer
+    process_group: ProcessGroup
+    num_envs: int
+    """Sub-environments of this rank."""
+    batch_size: int
+    """Decisions of a minibatch, all ranks together."""
+    micro_batch_size: int | None
+    """Decisions scored at once; None = whole minibatches."""
+    level: LogprobLevel
+    """Elements of a decision."""
+    seed: int
+    """The order of a pass follows from it and the pass's number."""
+    device: torch.device
+    """Where minibatches go."""
+    masked: bool = False
+    """Whether minibatches are cut from masked places, too."""
+    off_policy: bool = False
+    """Whether decisions may be of older weights than those the update begins with."""
+
+    def minibatches(self, epoch: int) -> Iterator[Iterable[MicroBatch]]:
+        """Yield the minibatches of a pass, shuffled by `epoch`; equally many, in as many parts, on every rank."""
+        for shard in self._shards(epoch):
+            yield self._micro_batches(shard)
+
+    def recompute_log_probs(self, score: Callable[[Minibatch], Tensor], epoch: int) -> None:
+        """Replace the log-probabilities by those of `score`, the training path."""
+        if self.off_policy:
+            self.buffer.keep_behaviour_logprobs()
+        # In the update's own micro-batches, equally many on every rank: all ranks score a sharded policy together.
+        with torch.no_grad():
+            for shard in self._shards(epoch):
+                for index_B in shard.micro_batches(self.micro_batch_size):
+                    logprob_BKA = score(self._to_score(index_B))
+                    if len(index_B):
+                        self.buffer.replace_logprobs(index_B, logprob_BKA)
+
+    def compute_ref_log_probs(self, score: Callable[[Minibatch], Tensor]) -> None:
+        """Write the log-probabilities under the reference policy."""
+        self.buffer.begin_reference()
+        with torch.no_grad():
+            for index_B in split_evenly(self.buffer.selected_indices(), self.micro_batch_size or self.batch_size):
+                self.buffer.write_reference(index_B, score(self._to_score(index_B)))
+
+    def values_and_returns(self) -> tuple[Tensor, Tensor]:
+        """Return the values and their targets, flat."""
+        buffer = self.buffer
+        if buffer.step_value_TNK is not None and buffer.step_return_TNK is not None:
+            valid_TNK = buffer.executed_steps()
+            return buffer.step_value_TNK[valid_TNK], buffer.step_return_TNK[valid_TNK]
+        valid_TN = buffer.executed_TN > 0
+        return buffer.value_TN[valid_TN], buffer.return_TN[valid_TN]
+
+    def _shards(self, epoch: int) -> Iterator[MinibatchShard]:
+        """This rank's shards of one pass's minibatches."""
+        group = self.process_group
+        columns = Columns(num_ranks=group.size, rank=group.rank, num_envs=self.num_envs)
+        selected_TC = columns.in_env_order(group.all_gather(self.buffer.selected()))
+        rng = np.random.default_rng([self.seed, epoch])
+        return minibatch_shards(selected_TC, columns, self.batch_size, rng, masked=self.masked)
+
+    def _micro_batches(self, shard: MinibatchShard) -> Iterator[MicroBatch]:
+        indices = shard.micro_batches(self.micro_batch_size)
+        for number, index_B in enumerate(indices, 1):
+            yield MicroBatch(self._to_score(index_B), weight=shard.weight(index_B), last=number == len(indices))
+
+    def _to_score(self, index_B: Tensor) -> Minibatch:
+        """The decisions at `index_B`, or the buffer's first where there are none, as other ranks wait for a score."""
+        scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
+        return self.buffer.minibatch(scored_B, self.level, self.device)
 
 
 @dataclass(frozen=True)

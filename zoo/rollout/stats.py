@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vla_gym.vector.sb3 import SB3VecEnv
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.rollout.types import Step
@@ -53,12 +54,21 @@ class TrainingEpisode:
 
     num_timesteps: int
     """Simulator steps of the whole run after the decision it ended with."""
-    info: Mapping[str, float]
-    """Stable-Baselines3's `r`, `l` and `t`, for `ep_info_buffer`."""
-    success: bool | None
-    """Its `is_success`; None where the environment has none."""
-    record: EpisodeRecord | None
-    """The episode as `vla_gym` reports it; None for other environments, and for episodes lost with a worker."""
+    record: EpisodeRecord
+    """The episode as evaluations record it."""
+    clock: float
+    """Seconds since its environments were made."""
+
+    @property
+    def info(self) -> dict[str, float]:
+        """Stable-Baselines3's `r`, `l` and `t`, for `ep_info_buffer`."""
+        return {"r": self.record.total_reward, "l": float(self.record.length), "t": self.clock}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], num_timesteps: int) -> TrainingEpisode:
+        """Return an episode of `RolloutRecorder.own`."""
+        names = ("task_id", "trial_id", "success_once", "success_at_end", "total_reward", "length")
+        return cls(num_timesteps, EpisodeRecord(**{name: values[name] for name in names}), values["clock"])
 
 
 @dataclass(frozen=True)
@@ -128,30 +138,28 @@ class RolloutRecorder:
         self._counts = {"decisions": 0, "lost": 0}
         self._tasks: set[int] = set()
 
-    def add(self, decision: int, first_env: int, step: Step) -> None:
+    def add(self, decision: int, first_env: int, step: Step, env: SB3VecEnv) -> None:
         """Record decision number `decision`; `first_env` is this rank's first sub-environment among all ranks'."""
-        self._sim_steps[decision] = self._sim_steps.get(decision, 0) + int(step.counted_n.sum())
-        self._counts["decisions"] += int((step.counted_n > 0).sum())
-        self._tasks.update(np.unique(step.task_id_n[step.task_id_n >= 0]).tolist())
+        outcome = step.outcome
+        self._sim_steps[decision] = self._sim_steps.get(decision, 0) + int(outcome.executed_n.sum())
+        self._counts["decisions"] += int((outcome.executed_n > 0).sum())
+        self._tasks.update(np.unique(outcome.task_id_n).tolist())
         for row in np.flatnonzero(step.done_n).tolist():
-            lost, info = bool(step.lost_n[row]), step.infos[row]
-            self._counts["lost"] += lost
-            stats = info.get("episode")
-            if stats is None:
-                continue
-            self._ended.append(
-                {
-                    "decision": decision,
-                    "env": first_env + int(step.env_n[row]),
-                    "info": {key: float(stats[key]) for key in ("r", "l", "t") if key in stats},
-                    "success": bool(info["is_success"]) if "is_success" in info else None,
-                    "outcome": {key: float(stats[key]) for key in _OUTCOME}
-                    if not lost and "success_once" in stats
-                    else None,
-                    "task_id": int(step.task_id_n[row]),
-                    "trial_id": int(info.get("trial_id", -1)),
-                }
-            )
+            self._counts["lost"] += bool(outcome.lost_n[row])
+            if (stats := outcome.episodes[row]) is not None:
+                self._ended.append(
+                    {
+                        "decision": decision,
+                        "env": first_env + int(step.env_n[row]),
+                        "task_id": int(outcome.task_id_n[row]),
+                        "trial_id": int(outcome.trial_id_n[row]),
+                        "success_once": bool(stats.success_once),
+                        "success_at_end": bool(stats.success_at_end),
+                        "total_reward": float(stats.total_reward),
+                        "length": int(stats.length),
+                        "clock": env.seconds(),
+                    }
+                )
 
     def own(self) -> dict[str, Any]:
         """This rank's record, JSON values."""
@@ -187,24 +195,9 @@ class RolloutRecorder:
             num_decisions=total._counts["decisions"],
             num_sim_steps=num_timesteps - began_at,
             num_lost=total._counts["lost"],
-            episodes=tuple(
-                TrainingEpisode(
-                    num_timesteps=after[episode["decision"]],
-                    info=episode["info"],
-                    success=episode["success"],
-                    record=None
-                    if episode["outcome"] is None
-                    else EpisodeRecord.from_info(
-                        episode["outcome"], task_id=episode["task_id"], trial_id=episode["trial_id"]
-                    ),
-                )
-                for episode in ended
-            ),
+            episodes=tuple(TrainingEpisode.from_json(episode, after[episode["decision"]]) for episode in ended),
             tasks=frozenset(total._tasks),
         )
-
-
-_OUTCOME = ("return", "length", "success_once", "success_at_end")
 
 
 class LogWindow:
@@ -220,8 +213,7 @@ class LogWindow:
     def read(self, clock: PhaseClock) -> dict[str, float]:
         """`env/*`, `rollout/success_once` and `time/*` since the last `read`; starts anew."""
         rollouts, self._rollouts = self._rollouts, []
-        episodes = [episode.record for stats in rollouts for episode in stats.episodes]
-        values = episode_metrics([record for record in episodes if record is not None])
+        values = episode_metrics([episode.record for stats in rollouts for episode in stats.episodes])
         values["env/episodes_lost"] = float(sum(stats.num_lost for stats in rollouts))
         return values | clock.read(
             decisions=sum(stats.num_decisions for stats in rollouts),

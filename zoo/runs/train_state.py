@@ -46,7 +46,7 @@ class Counters:
 
     def to_json(self) -> dict[str, Any]:
         """Return the values under their names in a checkpoint."""
-        values = {_FILE_NAMES[field.name]: getattr(self, field.name) for field in fields(self)}
+        values = {ATTRIBUTES[field.name]: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
@@ -57,16 +57,16 @@ class Counters:
         """
         if not isinstance(values, Mapping):
             raise BadValue(f"counters must be a mapping, got {shown(values)}")
-        known = {name: values[key] for name, key in _FILE_NAMES.items() if key in values}
+        known = {name: values[key] for name, key in ATTRIBUTES.items() if key in values}
         counters = from_json(cls, known, "counters")
         for name in known:
             number = getattr(counters, name)
             if number is not None and not 0 <= number <= LARGEST_COUNT:
-                raise BadValue(f"{_FILE_NAMES[name]} of counters must be in 0 .. {LARGEST_COUNT}, got {shown(number)}")
+                raise BadValue(f"{ATTRIBUTES[name]} of counters must be in 0 .. {LARGEST_COUNT}, got {shown(number)}")
         return counters
 
 
-_FILE_NAMES = {
+ATTRIBUTES = {
     "num_timesteps": "num_timesteps",
     "total_timesteps": "_total_timesteps",
     "num_timesteps_at_start": "_num_timesteps_at_start",
@@ -79,7 +79,7 @@ _FILE_NAMES = {
     "no_signal_updates": "_barren_updates",
     "no_signal_episodes": "_barren_episodes",
 }
-"""Field of `Counters` -> name in `training_state.json`."""
+"""Field of `Counters` -> attribute of the algorithm, and name in `training_state.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +94,10 @@ class TrainState:
     """`ep_success_buffer`."""
     rng: Mapping[str, Any]
     """Random generators of this process, see `rng_state`."""
-    env: Mapping[str, Any] | None
-    """`VLAVectorEnv.state_dict()`; None for other environments, which begin anew when a run is resumed."""
+    env: Mapping[str, Any]
+    """`VLAVectorEnv.state_dict()`."""
     arrays: Mapping[str, np.ndarray]
-    """Of this rank's sub-environments: last observation (`obs` or `obs/<key>`) and `episode_starts`."""
+    """Of this rank's sub-environments: last observation (`obs/<key>`) and `episode_starts`."""
     starts: Mapping[str, Any] | None = None
     """`StartSampler.to_json()`, the same on every rank; None where start states are drawn uniformly."""
 
@@ -109,8 +109,7 @@ class TrainState:
     @property
     def last_obs(self) -> Any:
         """The last observation as the environment gave it."""
-        by_key = {name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")}
-        return by_key or self.arrays["obs"]
+        return {name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")}
 
     def gather(self, process_group: ProcessGroup) -> TrainState | None:
         """On rank 0 the whole run's state, sub-environments in the order one process would have; None elsewhere."""
@@ -120,25 +119,18 @@ class TrainState:
         arrays = process_group.gather(self.arrays)
         if not process_group.is_first:
             return None
-        env = None
-        if self.env is not None:
-            env = {
-                **self.env,
-                **{key: [item for state in env_states for item in state[key]] for key in _PER_ENV},
-            }
+        env = {**self.env, **{key: [item for state in env_states for item in state[key]] for key in _PER_ENV}}
         joined = {key: np.concatenate([of_rank[key] for of_rank in arrays]) for key in self.arrays}
         return replace(self, env=env, arrays=joined)
 
     def scatter(self, own: slice, num_envs: int) -> TrainState:
         """The state of the sub-environments `own` of a whole run's; raises `BadValue` unless it had `num_envs`."""
-        env = self.env
-        if env is not None:
-            if len(env["slots"]) != num_envs:
-                raise BadValue(
-                    f"the checkpoint is of {len(env['slots'])} environments, this run has {num_envs} on all its "
-                    "processes"
-                )
-            env = {**env, **{key: env[key][own] for key in _PER_ENV}}
+        if len(self.env["slots"]) != num_envs:
+            raise BadValue(
+                f"the checkpoint is of {len(self.env['slots'])} environments, this run has {num_envs} on all its "
+                "processes"
+            )
+        env = {**self.env, **{key: self.env[key][own] for key in _PER_ENV}}
         return replace(self, env=env, arrays={key: array[own] for key, array in self.arrays.items()})
 
 
@@ -148,11 +140,7 @@ _PER_ENV = ("episodes", "slots")
 
 def observation_arrays(last_obs: Any, episode_starts: np.ndarray | None) -> dict[str, np.ndarray]:
     """`TrainState.arrays`; environments hand out fresh arrays, so references are enough."""
-    arrays: dict[str, np.ndarray] = {}
-    if isinstance(last_obs, dict):
-        arrays = {f"obs/{key}": np.asarray(value) for key, value in last_obs.items()}
-    elif last_obs is not None:
-        arrays = {"obs": np.asarray(last_obs)}
+    arrays = {f"obs/{key}": np.asarray(value) for key, value in (last_obs or {}).items()}
     if episode_starts is not None:
         arrays["episode_starts"] = np.asarray(episode_starts)
     return arrays

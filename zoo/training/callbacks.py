@@ -226,8 +226,7 @@ class MonitorCallback(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         for episode in self.model.rollout_stats.episodes:
-            if episode.record is not None:
-                self._file.add(episode.record, episode.num_timesteps)
+            self._file.add(episode.record, episode.num_timesteps)
         self._progress.to(self.model.num_timesteps)
         recent = self.model.ep_success_buffer
         if recent:

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import file_sha256, size_of
 from vla_policies.checkpoint_io.folder import WEIGHTS_FILE
-from vla_policies.checkpoint_io.weights import check_finite, load_weights
+from vla_policies.checkpoint_io.weights import check_finite
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
@@ -70,7 +70,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "param_groups": optimizer_groups(algorithm.policy.optimizer),
             "env": whole.env,
             "rng": whole.rng,
-            **({} if algorithm.anchor is None else {"demonstrations": algorithm.anchor.digests[0]}),
+            **({} if algorithm.demonstrations is None else {"demonstrations": algorithm.demonstrations.digests[0]}),
         }
         if whole.starts is not None:
             facts["starts"] = whole.starts
@@ -79,7 +79,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
         assert whole is not None
         arrays = {key: np.ascontiguousarray(array) for key, array in whole.arrays.items()}
         save_arrays(arrays, folder / ROLLOUT_FILE)
-        if algorithm.kl_coef:
+        if algorithm.config.kl_coef:
             algorithm.reference.save(folder)
 
     return write_checkpoint(
@@ -183,19 +183,15 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     the file or the setting when something is missing or of another run.
     """
     saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
-    if algorithm.anchor is not None and saved.get("demonstrations") not in algorithm.anchor.digests:
+    if algorithm.demonstrations is not None and saved.get("demonstrations") not in algorithm.demonstrations.digests:
         raise BadValue(
-            f"bc_dataset={shown(algorithm.bc_dataset)} does not hold what '{folder}' learned from: its pictures, "
+            f"bc_dataset={shown(algorithm.config.bc_dataset)} does not hold what '{folder}' learned from: its images, "
             "sentences or actions are others. Put the demonstrations back that the run began with"
         )
     if algorithm.learns_sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
-    backbone = getattr(algorithm.policy, "backbone", None)
-    if backbone is None:
-        load_weights(folder, algorithm.policy)
-    else:
-        backbone.restore(folder)
-    if algorithm.kl_coef:
+    algorithm.policy.backbone.restore(folder)
+    if algorithm.config.kl_coef:
         algorithm.reference.load(folder)
     load_moments(algorithm.policy.optimizer, folder, saved)
     num_envs = algorithm.n_envs * algorithm.process_group.size
@@ -211,8 +207,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
             starts=saved.get("starts"),
         )
         scattered = whole.scatter(own, num_envs)
-        if whole.env is not None:
-            _check_arrays(whole.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
+        _check_arrays(whole.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
         algorithm.restore_state(scattered)
 
 

@@ -101,11 +101,10 @@ class TrainingFilms(BaseCallback):
         if tile is None:
             return
         done = bool(step.done_n[row])
-        if step.lost_n[row]:
+        if step.outcome.lost_n[row]:
             grid.drop(tile)
         else:
-            image = step.infos[row]["terminal_observation"]["image"] if done else step.next_obs["image"][row]
-            grid.add(tile, image, solved=bool(step.success_n[row]))
+            grid.add(tile, step.outcome.obs["image"][row], solved=bool(step.outcome.success_n[row]))
         if done:
             self._tile_N[env] = None
 

@@ -57,6 +57,7 @@ class RemoteRollouts:
         self._weights = weights
         self._own = own
         self._max_staleness = max_staleness
+        self.off_policy = max_staleness > 0
         self._place = placement.actor.index(rank)
         self._envs = block(self._place, len(placement.actor), num_envs)
         self._groups: GroupStats | None = None

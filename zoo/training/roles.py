@@ -104,7 +104,7 @@ class _PlacedRank:
         assert self._actors is not None
         if job.checkpoint is not None:
             load_checkpoint(learner, job.checkpoint)
-        source = learner.rollout_source = RemoteRollouts(
+        source = RemoteRollouts(
             learner,
             self._placement,
             self._number,
@@ -114,9 +114,7 @@ class _PlacedRank:
             own=self._worker,
             max_staleness=self._config.max_staleness,
         )
-        # Decisions of older weights are scored by the present weights before an update changes them.
-        learner.off_policy = self._config.max_staleness > 0
-        learner.recompute_logprobs |= learner.off_policy
+        learner.set_rollout_source(source)
         envs: Any = learner.env
         run = open_run_folder(job, envs.unwrapped.envs, self._actors, self._cleanup)
         try:

@@ -17,7 +17,6 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
 from zoo.distributed.weight_sync import WeightSync, trained, weights_hash, weights_layout
-from zoo.rollout.env_views import vla_envs
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome
 from zoo.rollout.types import RolloutStart
@@ -75,9 +74,7 @@ class RolloutWorker:
 
     def weigh_starts(self, weights: Sequence[float] | None) -> None:
         """Draw the coming start states in proportion to `weights`, task-major; None = uniformly."""
-        envs = vla_envs(self.collector.env)
-        assert envs is not None, "runs are of environments of vla_gym"
-        envs.set_start_weights(None if weights is None else np.array(weights))
+        self.collector.env.envs.set_start_weights(None if weights is None else np.array(weights))
 
     def collect(self, rollout: int) -> None:
         """Collect rollout number `rollout` of the run into the collector's buffer."""
@@ -86,9 +83,7 @@ class RolloutWorker:
             if rollout:
                 # A resumed run draws other start states than at its beginning.
                 collector.env.seed(collector.seed + rollout)
-            obs = collector.env.reset()
-            assert isinstance(obs, dict)
-            collector.obs = obs
+            collector.obs = collector.env.reset()
         self.policy.set_training_mode(False)
         collector.buffer.reset()
         start = RolloutStart(number=rollout, num_timesteps=0, obs=collector.obs, at_episode_start=fresh)

@@ -60,6 +60,8 @@ def make_model(
 
     Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
     """
+    if config.offload_idle and fsdp_requested():
+        raise BadValue("--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead")
     module, _, class_name = ALGORITHMS[config.algo].implementation.partition(":")
     algorithm = getattr(import_module(module), class_name)
     settings = {name: build_schedule(value) for name, value in config.algo_kwargs.items()}
@@ -72,9 +74,7 @@ def make_model(
         process_group=process_group,
         **settings,
     )
-    if config.offload_idle and fsdp_requested():
-        raise BadValue("--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead")
-    model.offload_idle = config.offload_idle
+    model.set_offload_idle(config.offload_idle)
     if weights is None:
         model.check_reference_at_start()
     return model
