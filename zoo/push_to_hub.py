@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
-from zoo.hub.upload import Publication, base_is_local, check_repo, default_name, has_adapter, publish
+from zoo.hub.upload import Publication, adapter_base, check_repo, default_name, publish
 from zoo.runs.lookup import find_run, policy_folder
 
 
@@ -46,12 +47,12 @@ def run(argv: Sequence[str]) -> int:
         base=args.base,
         with_checkpoint=not args.weights_only,
     )
-    if args.base is not None and not has_adapter(publication):
+    base = adapter_base(sent)
+    if args.base is not None and base is None:
         raise BadValue(f"--base names an adapter's base, and the policy of '{args.run}' is whole; leave --base out")
-    local = base_is_local(publication)
-    if local is not None:
+    if args.base is None and base is not None and Path(base).is_dir():
         print(
-            f"warning: the adapter belongs to '{local}', a folder that others do not have; --base HUB_ID names "
+            f"warning: the adapter belongs to '{base}', a folder that others do not have; --base HUB_ID names "
             "where they find it",
             file=sys.stderr,
         )

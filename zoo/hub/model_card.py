@@ -185,6 +185,7 @@ def _training(facts: CardFacts) -> str:
 
 
 def _protocol(facts: CardFacts) -> str:
-    packages = facts.protocol.get("versions") or {}
+    packages = facts.protocol.get("versions")
+    packages = packages if isinstance(packages, Mapping) else {}
     listed = ", ".join(f"{inline(name)} {inline(version)}" for name, version in packages.items())
     return f"## Versions\n\n{listed or 'See protocol.json.'}"

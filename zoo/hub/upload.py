@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_gym.reading import file_sha256, inside
@@ -165,44 +164,29 @@ def card_facts(
 ) -> CardFacts:
     """Return the facts of the model card; `weights` is the SHA-256 of the policy's, `saved_step` the checkpoint's."""
     run, config = publication.run, publication.run.config()
-    beneath = _base_of(files[ADAPTER_CONFIG_FILE]) if ADAPTER_CONFIG_FILE in files else OWN_BASE
-    adapter = beneath != OWN_BASE
-    base = beneath if adapter else config.policy.partition("@")[0]
-    named = adapter and publication.base is not None
-    step = _step_of(policy)
-    protocol = files.get(PROTOCOL_FILE)
+    beneath = adapter_base(policy)
+    base = publication.base if beneath is not None and publication.base else beneath or config.policy.partition("@")[0]
+    named = beneath is not None and publication.base is not None
+    step, protocol = _step_of(policy), files.get(PROTOCOL_FILE)
     return CardFacts(
         repo=publication.repo,
         config=config,
         step=step,
         base=base if named or parse_hub_id(base) is not None else None,
-        adapter=adapter,
+        adapter=beneath is not None,
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
-        protocol=_protocol_of(protocol) if protocol is not None else {},
+        protocol=read_json(protocol) if protocol is not None else {},
         saved_step=saved_step,
     )
 
 
-def has_adapter(publication: Publication) -> bool:
-    """Whether the run's policy is an adapter over a base that lies elsewhere."""
-    return _adapter_config(publication).is_file()
-
-
-def base_is_local(publication: Publication) -> str | None:
-    """Return the folder here that a run's adapter names as its base; None where it names a Hub id."""
-    if publication.base is not None or not has_adapter(publication):
+def adapter_base(policy: Path) -> str | None:
+    """Return the model that an adapter in a folder belongs to; None for whole weights."""
+    if not (policy / ADAPTER_CONFIG_FILE).is_file():
         return None
-    base = _base_of(_adapter_config(publication))
-    return base if base != OWN_BASE and Path(base).is_dir() else None
-
-
-def _adapter_config(publication: Publication) -> Path:
-    return policy_folder(str(publication.run.path)) / ADAPTER_CONFIG_FILE
-
-
-def _base_of(adapter_config: Path) -> str:
-    return str(read_json(adapter_config)["base_model_name_or_path"])
+    base = str(read_json(policy / ADAPTER_CONFIG_FILE)["base_model_name_or_path"])
+    return None if base == OWN_BASE else base
 
 
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
@@ -264,13 +248,6 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
                 noted = sealed(noted, {name: file_sha256(path) for name, path in rewritten.items()})
             files[state] = scratch / f"{number}.{STATE_FILE}"
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
-
-
-def _protocol_of(file: Path) -> dict[str, Any]:
-    """The run's `protocol.json`; raises `BadValue` where its versions, which the card lists, are no object."""
-    protocol = read_json(file)
-    with content_of(file):
-        return {**protocol, "versions": dict(protocol.get("versions") or {})}
 
 
 def _step_of(policy: Path) -> int | None:
