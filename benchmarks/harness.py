@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_gym import VLAVectorEnv
 from vla_gym.specs import Benchmark
-from vla_gym.workers.environment import worker_environment
+from vla_gym.workers.process_pool import worker_environment
 
 CHUNK = 8
 """Actions of a decision."""

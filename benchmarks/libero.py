@@ -123,7 +123,7 @@ SIDES = {"ours": (measure_ours, 400), "upstream": (measure_upstream, 48)}
 def run_side(side: str) -> Figures:
     """Measure one side in a fresh process with the environment variables a worker gets."""
     from vla_gym.adapters.libero.tasks import libero_benchmark
-    from vla_gym.workers.environment import worker_environment
+    from vla_gym.workers.process_pool import worker_environment
 
     environment = worker_environment(libero_benchmark(SUITE), os.environ, worker=0, num_workers=SLOTS)
     return measure("libero", ["--side", side], environment)

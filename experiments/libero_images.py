@@ -69,7 +69,7 @@ def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[
 def prepare() -> None:
     """Set what a worker of LIBERO has in its environment, before MuJoCo is imported."""
     from vla_gym.adapters.libero.tasks import libero_benchmark
-    from vla_gym.workers.environment import worker_environment
+    from vla_gym.workers.process_pool import worker_environment
 
     cores = max(1, os.cpu_count() or 1)
     os.environ.update(worker_environment(libero_benchmark(SUITES[0]), os.environ, worker=0, num_workers=cores))

@@ -1,21 +1,324 @@
-"""`from_gymnasium`: a Gymnasium environment of the user's becomes a benchmark that every command knows."""
+"""A Gymnasium environment of the user's as a benchmark: a sentence, a picture and seeds as start states.
+
+`vla_gym.from_gymnasium` describes and registers it, `GymnasiumSimulator` drives it where it runs.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 import json
+import pkgutil
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import FunctionType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vla_gym.adapters.gymnasium_env import DESCRIBED, Description, gymnasium_benchmark, sizes
-from vla_gym.errors import BadValue, check_integer, shown
+from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
 from vla_gym.observation import check_instruction
 from vla_gym.registry import register_benchmark
-from vla_gym.specs import Benchmark
+from vla_gym.simulator import SimStep
+from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
+
+SPLITS = ("train", "test", "validation")
+_UNBOUNDED = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What `from_gymnasium` was told."""
+
+    env: str
+    """Gymnasium id, or "module:name" of what makes the environment."""
+    registered: bool
+    """Whether `env` is an id."""
+    instruction: str
+    success: str
+    horizon: int
+    trials: int
+    image: str | None
+    state: str | bool
+    control_hz: float
+    in_process: bool
+    kwargs: Mapping[str, Any] = field(hash=False)
+
+    def make(self) -> gym.Env[Any, Any]:
+        """The environment itself; raises `BadValue` where its constructor does not take what it is given."""
+        try:
+            return make_env(self.env, self.kwargs, registered=self.registered, rendered=self.image is None)
+        except (TypeError, gym.error.Error) as error:
+            raise BadValue(f"{self.env} cannot be made with {dict(self.kwargs)}: {error}") from error
+
+
+DESCRIBED: dict[str, Description] = {}
+"""Benchmark id -> description."""
+
+
+def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
+    """Describe an environment that `from_gymnasium` has registered; makes it once to read its spaces."""
+    check_known("split", split, SPLITS)
+    described = DESCRIBED[env_id]
+    action_dim, state_dim = sizes(described)
+    task = Task(
+        name=env_id,
+        instruction=described.instruction,
+        horizon=described.horizon,
+        num_trials=described.trials,
+        suite=env_id,
+    )
+    return Benchmark(
+        id=env_id,
+        tasks=(task,),
+        action_dim=action_dim,
+        action_spec=ActionSpec(rotation="none", gripper="none", frame="delta"),
+        state_dim=state_dim,
+        cameras=("image",),
+        default_image_size=64,
+        control_hz=described.control_hz,
+        simulator=f"{__name__}:GymnasiumSimulator",
+        simulator_kwargs={
+            "env": described.env,
+            "registered": described.registered,
+            "env_kwargs": dict(described.kwargs),
+            "success": described.success,
+            "image": described.image,
+            "state": described.state,
+            "first_seed": SPLITS.index(split) * described.trials,
+        },
+        in_process=described.in_process,
+        protocol={
+            "environment": described.env,
+            "environment_kwargs": dict(described.kwargs),
+            "success": described.success,
+            "start_states": "trial k is reset(seed=k) of split train, reset(seed=trials + k) of split test, "
+            "reset(seed=2 * trials + k) of split validation",
+        },
+    )
+
+
+class GymnasiumSimulator:
+    """One environment of the user's; see `vla_gym.simulator.Simulator`."""
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        image_size: int,
+        cameras: tuple[str, ...],
+        *,
+        env: str,
+        registered: bool,
+        env_kwargs: Mapping[str, Any],
+        success: str,
+        image: str | None,
+        state: str | bool,
+        first_seed: int,
+    ) -> None:
+        self._env = make_env(env, env_kwargs, registered=registered, rendered=image is None)
+        self._low, self._high = action_bounds(self._env.action_space, env)
+        self._success = success_of(success)
+        self._image_key, self._image_size, self._cameras = image, image_size, cameras
+        self._state_key, self._state_space = state, state_space(self._env.observation_space, state)
+        self._first_seed = first_seed
+        self._obs: Any = None
+
+    def reset(self, start: StartState) -> str:
+        seed = self._first_seed + start.trial_id
+        self._obs, _ = self._env.reset(seed=seed)
+        flat = gym.spaces.flatten(self._env.observation_space, self._obs)
+        return hashlib.sha256(f"{seed} ".encode() + np.asarray(flat).tobytes()).hexdigest()[:32]
+
+    def step(self, action_A: np.ndarray) -> SimStep:
+        space = self._env.action_space
+        scaled_A = self._low + (action_A.astype(np.float64) + 1.0) / 2.0 * (self._high - self._low)
+        if np.issubdtype(space.dtype, np.integer):
+            scaled_A = np.rint(scaled_A)
+        self._obs, reward, terminated, truncated, info = self._env.step(
+            scaled_A.astype(space.dtype).reshape(space.shape)
+        )
+        return SimStep(
+            reward=float(reward),
+            success=bool(self._success(info)),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    def observe(self) -> Mapping[str, np.ndarray]:
+        out: dict[str, np.ndarray] = {}
+        if "image" in self._cameras:
+            picture = self._env.render() if self._image_key is None else self._obs[self._image_key]
+            out["image"] = square(picture, self._image_size)
+        if self._state_space is not None:
+            value = self._obs[self._state_key] if isinstance(self._state_key, str) else self._obs
+            out["state"] = scaled_state(np.asarray(value), self._state_space)
+        return out
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered: bool) -> gym.Env[Any, Any]:
+    """Return the environment: of a Gymnasium id without its time limit, or what "module:name" makes.
+
+    With `rendered` it is asked for arrays of `render()`, a class or function where it has a `render_mode`.
+    """
+    asked = {"render_mode": "rgb_array"} if rendered else {}
+    if registered:
+        return gym.make(env, max_episode_steps=-1, disable_env_checker=True, **{**asked, **kwargs})
+    target = pkgutil.resolve_name(env)
+    if "render_mode" not in inspect.signature(target).parameters:
+        asked = {}
+    made = target(**{**asked, **kwargs})
+    if not isinstance(made, gym.Env):
+        raise BadValue(f"{env} makes {type(made).__name__}, expected one gymnasium.Env")
+    return made
+
+
+def action_bounds(space: gym.Space[Any], env: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what -1 and +1 mean, float64 `[A]`; raises `BadValue` for actions that are no bounded vectors."""
+    if not isinstance(space, gym.spaces.Box) or not has_bounds(space).all():
+        raise BadValue(
+            f"actions of {env} must be a Box with finite bounds, got {space}; a function can make it "
+            "gymnasium.wrappers.TransformAction(env, to_its_action, Box(-1, 1, (A,)))"
+        )
+    return space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+
+
+def has_bounds(space: gym.spaces.Box) -> np.ndarray:
+    """Return which entries have both bounds, bool of the space's shape.
+
+    Bounds that are millions apart are none: many spaces have float32's largest number for infinity.
+    """
+    return space.high.astype(np.float64) - space.low.astype(np.float64) < _UNBOUNDED
+
+
+def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | None:
+    """Return the part of the observation space that is the state, None for none; raises for a key that is not there."""
+    if isinstance(state, str):
+        known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+        if state not in known:
+            raise unknown_name("key of the observation", state, known)
+        if not _is_vector(known[state]):
+            raise BadValue(f"the state '{state}' must be a vector, got {known[state]}")
+        return known[state]  # type: ignore[return-value]
+    if not state:
+        return None
+    if isinstance(space, gym.spaces.Dict) and (vectors := [key for key, part in space.items() if _is_vector(part)]):
+        raise BadValue(
+            f"which of {', '.join(vectors)} is the state? say state='{vectors[0]}', or state=False for a policy that "
+            "looks at the picture only"
+        )
+    return space if _is_vector(space) else None  # type: ignore[return-value]
+
+
+def _is_vector(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+
+
+def check_picture(env: gym.Env[Any, Any], image: str | None, name: str) -> None:
+    """Raise for an `image` that is no key of the observation or no picture, and for a `render()` that is not there."""
+    space = env.observation_space
+    known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    if image is None:
+        if _renders(env):
+            return
+        pictures = [key for key, part in known.items() if _is_picture(part)]
+        raise BadValue(
+            f"{name} has no render() to give its picture; add one, or name a key of the observation that is a uint8 "
+            f"picture: image='{pictures[0] if pictures else 'KEY'}'"
+        )
+    if image not in known:
+        raise unknown_name("key of the observation", image, known)
+    if not _is_picture(known[image]):
+        raise BadValue(f"the image '{image}' must be uint8 [H, W, 3], got {known[image]}")
+
+
+def _is_picture(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
+
+
+def _renders(env: gym.Env[Any, Any]) -> bool:
+    """Whether the environment or a wrapper around it has a `render()` of its own, not one that only passes on."""
+    if type(env).render.__module__ not in ("gymnasium.core", "gymnasium.wrappers.common"):
+        return True
+    return isinstance(env, gym.Wrapper) and _renders(env.env)
+
+
+def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
+    """Return the state, float32 `[S]`, entries that have both bounds (`has_bounds`) in [-1, 1]."""
+    low_S, high_S = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded_S = (high_S > low_S) & has_bounds(space)
+    span_S = np.where(bounded_S, high_S - low_S, 2.0)
+    scaled_S = np.where(bounded_S, 2.0 * (value_S - np.where(bounded_S, low_S, 0.0)) / span_S - 1.0, value_S)
+    return scaled_S.astype(np.float32)
+
+
+def square(picture: Any, size: int) -> np.ndarray:
+    """Return the picture in `size` x `size` pixels, whole: uint8 `[size, size, 3]`."""
+    if picture is None:
+        raise ValueError("render() gave no picture; the environment must be made with render_mode='rgb_array'")
+    image = np.asarray(picture)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"the picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}")
+    if image.shape[:2] == (size, size):
+        return image
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BOX))
+
+
+@functools.cache
+def sizes(described: Description) -> tuple[int, int]:
+    """Length of the environment's actions and of its state, 0 without one; raises `BadValue` for what does not fit."""
+    env = described.make()
+    try:
+        low, _ = action_bounds(env.action_space, described.env)
+        check_picture(env, described.image, described.env)
+        state = state_space(env.observation_space, described.state)
+        _try_out(env, described)
+    except BaseException:
+        with suppress(Exception):  # what failed first is said
+            env.close()
+        raise
+    env.close()
+    return len(low), 0 if state is None else state.shape[0]
+
+
+def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
+    """Reset, look and step once: raises `BadValue` where that fails, and warns where `info` lacks the success."""
+    try:
+        obs, _ = env.reset(seed=0)
+        square(env.render() if described.image is None else obs[described.image], 1)
+        env.action_space.seed(0)
+        info = env.step(env.action_space.sample())[4]
+        success_of(described.success)(info)
+    except Exception as error:
+        raise BadValue(
+            f"{described.env} fails at reset(seed=0), its picture or its first step: {type(error).__name__}: {error}"
+        ) from error
+    if ":" not in described.success and described.success not in info:
+        warnings.warn(
+            f"info of {described.env}'s first step has no '{described.success}' (it has "
+            f"{', '.join(map(str, info)) or 'nothing'}): no episode counts as solved unless it comes later; success= "
+            "names the key",
+            stacklevel=2,
+        )
+
+
+def success_of(success: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what reads success from `info`: of a key, or "module:name" of a function."""
+    return pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
+
+
+def _named(key: str, info: Mapping[str, Any]) -> bool:
+    return bool(info.get(key, False))
 
 
 def from_gymnasium(

@@ -16,20 +16,19 @@ from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark, option_names
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import LONGEST_WAIT, Benchmark
-from vla_gym.vector.instructions import Instructions, changed_instructions, with_instructions
-from vla_gym.vector.protocol import EnvConfig, observation_layout
+from vla_gym.system.extras import check_installed
+from vla_gym.system.limits import num_cores
+from vla_gym.vector.protocol import EnvConfig, Instructions, changed_instructions, observation_layout, with_instructions
 from vla_gym.vector.start_states import make_schedule
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_gym.workers.batch_pool import BatchPool
-from vla_gym.workers.environment import (
-    check_installed,
-    num_cores,
+from vla_gym.workers.messages import MemoryLayout, SubEnvSetup
+from vla_gym.workers.pool import LocalPool, OnWorkerError, Pool
+from vla_gym.workers.process_pool import (
+    ProcessPool,
     simulator_environment,
     worker_environment,
 )
-from vla_gym.workers.pool import LocalPool, OnWorkerError, Pool, SubEnvSetup
-from vla_gym.workers.process_pool import ProcessPool
-from vla_gym.workers.shared_memory import MemoryLayout
 
 AUTORESET_MODES = {
     "next_step": AutoresetMode.NEXT_STEP,

@@ -16,7 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from vla_gym.adapters.libero import pro_tasks as libero_pro_tasks
+from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
 from vla_gym.adapters.metaworld import tasks as metaworld_tasks
 from vla_gym.adapters.plate25 import tasks as plate25_tasks
@@ -50,9 +50,9 @@ FAMILIES: tuple[Family, ...] = (
         aliases={"LIBERO-10": "LIBERO-Long"},
     ),
     Family(
-        build="vla_gym.adapters.libero.pro_tasks:libero_pro_benchmark",
-        num_tasks=dict.fromkeys(libero_pro_tasks.pro_suites(), libero_pro_tasks.NUM_TASKS),
-        aliases={f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS},
+        build="vla_gym.adapters.libero.tasks:libero_pro_benchmark",
+        num_tasks=dict.fromkeys(libero_tasks.pro_suites(), libero_tasks.NUM_TASKS),
+        aliases={f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_tasks.PERTURBATIONS},
     ),
     Family(build="vla_gym.adapters.maniskill.tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.metaworld.tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),

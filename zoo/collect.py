@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
-from vla_gym.system.writable_paths import check_folder
+from vla_gym.system.paths import check_folder
 from zoo.cli.arguments import OneLineParser, count, count_or_zero, share, value_of
 from zoo.cli.demonstration_source import (
     GAE_LAMBDA,

@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
-from vla_gym.system.writable_paths import check_destination
+from vla_gym.system.paths import check_destination
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, flag_of
 from zoo.cli.main import guarded

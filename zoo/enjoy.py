@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_gym.system.writable_paths import check_destination
-from vla_gym.video.grid import caption
+from vla_gym.system.paths import check_destination
+from vla_gym.video import caption
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded

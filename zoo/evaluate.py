@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
-from vla_gym.system.writable_paths import check_destination
+from vla_gym.system.paths import check_destination
 from zoo.cli.agent import RolloutPlan, plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded

@@ -24,8 +24,8 @@ from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.reading import user_path
-from vla_gym.system.writable_paths import check_folder
-from vla_gym.vector.instructions import with_instructions
+from vla_gym.system.paths import check_folder
+from vla_gym.vector.protocol import with_instructions
 from zoo import collect, evaluate, sft
 from zoo.cli.agent import unplayed_split
 from zoo.cli.arguments import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import vla_gym
-from vla_gym.system.writable_paths import check_destination
+from vla_gym.system.paths import check_destination
 from zoo.cli.agent import RolloutPlan, plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded

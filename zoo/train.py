@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.errors import BadValue
-from vla_gym.system.writable_paths import check_folder
+from vla_gym.system.paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_fields
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run, tracking_of

@@ -28,7 +28,7 @@ from benchmarks.gpu.report import markdown, with_shares
 from benchmarks.gpu.settings import Figures, Settings, Size, Skipped, settings_of
 from benchmarks.gpu.stages import STAGES, Stage, check_budget, chosen
 from vla_gym.errors import VLAZooError
-from vla_gym.workers.environment import num_cores
+from vla_gym.system.limits import num_cores
 
 
 def describe(device: torch.device) -> Figures:

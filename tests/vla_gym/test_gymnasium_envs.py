@@ -12,10 +12,9 @@ import pytest
 
 import vla_gym
 from vla_gym import gymnasium_envs, registry
-from vla_gym.adapters import gymnasium_env
-from vla_gym.adapters.gymnasium_env import scaled_state, square
-from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.checks import check_vla_env
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.gymnasium_envs import scaled_state, square
 
 YARD = """
 import gymnasium as gym
@@ -120,8 +119,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "their_yard.py").write_text(YARD)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_ADDED", [])
-    monkeypatch.setattr(gymnasium_env, "DESCRIBED", described := {})
-    monkeypatch.setattr(gymnasium_envs, "DESCRIBED", described)
+    monkeypatch.setattr(gymnasium_envs, "DESCRIBED", {})
     yield
     sys.modules.pop("their_yard", None)
     for name in [name for name in gym.registry if "Yard" in name]:

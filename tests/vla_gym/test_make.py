@@ -11,7 +11,7 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
-from vla_gym.workers.environment import num_cores
+from vla_gym.system.limits import num_cores
 
 Make = Callable[..., VLAVectorEnv]
 

@@ -8,60 +8,44 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import BinaryIO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 ORPHAN_CHECK = 1.0
 """Seconds between two checks that the parent still lives (a busy child does not notice a closed connection)."""
 MOST_IDLE = 15.0
 """Seconds that a child of `run_child` waits for more work: its modules, and what it has read, stay in memory."""
-_MOST_BYTES = 1 << 16
-"""Of the arguments of a piece of work."""
-_DONE = b"\n"
+_DONE = b"done"
 
 
 def python_path() -> str:
-    """PYTHONPATH with which a child finds the same modules as this process."""
+    """Return the PYTHONPATH with which a child finds the same modules as this process."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
-def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
+def run_child(purpose: str, module: str, *arguments: str) -> None:
     """Have a child process `python -m module`, which calls `do_work`, do its work with `arguments`.
 
-    The child of an earlier call does it where it is still there.
-
-    Args:
-        purpose: what the child does, for the error message.
-        module: what it runs.
-        arguments: the work's own.
-        lock: descriptor of a lock file, which the child gets, too: the lock is held until both processes are done.
+    The child of an earlier call does it where it is still there. `purpose` describes the work for the error.
 
     Raises `RuntimeError` with the child's last lines if it fails.
     """
     request = json.dumps(arguments).encode()
     child = _children.pop(module, None)
-    if child is not None and not child.do(request, lock):  # it had nothing to do and has gone, or a fresh one may do it
+    if child is not None and not child.do(request):  # it had nothing to do and has gone, or a fresh one may do it
         child.end()
         child = None
     if child is None:
         child = _Child(module)
-        if not child.do(request, lock):
+        if not child.do(request):
             raise RuntimeError(f"{purpose} failed: {child.end()}")
     _children[module] = child
-
-
-def memory_file() -> BinaryIO:
-    """An empty file, in memory where the system offers that."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("child"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 def limit_memory(pid: int, most: int) -> None:
@@ -76,8 +60,8 @@ class _Child:
     """The parent's end of a child process."""
 
     def __init__(self, module: str) -> None:
-        self._output = memory_file()
-        self._connection, other_end = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
+        self._connection, other_end = Pipe()
         with other_end:
             self._process = subprocess.Popen(  # noqa: S603  our own modules
                 [sys.executable, "-m", module, str(other_end.fileno()), str(os.getpid())],
@@ -87,12 +71,12 @@ class _Child:
                 pass_fds=(other_end.fileno(),),
             )
 
-    def do(self, request: bytes, lock: int) -> bool:
+    def do(self, request: bytes) -> bool:
         """Whether the child has done it."""
         try:
-            socket.send_fds(self._connection, [request], [lock])
-            return self._connection.recv(1) == _DONE
-        except ConnectionError:
+            self._connection.send_bytes(request)
+            return self._connection.recv_bytes() == _DONE
+        except (EOFError, ConnectionError):
             return False
         except BaseException:
             self._process.kill()
@@ -113,14 +97,6 @@ _children: dict[str, _Child] = {}
 """Module -> the child that runs it and has no work."""
 
 
-def _forget_children() -> None:
-    """They are the parent's: two processes on one connection get each other's answers."""
-    _children.clear()
-
-
-os.register_at_fork(after_in_child=_forget_children)
-
-
 @atexit.register
 def _end_children() -> None:
     while _children:
@@ -128,26 +104,18 @@ def _end_children() -> None:
 
 
 def do_work(work: Callable[..., None]) -> None:
-    """`work(*arguments)` for each call of the parent's `run_child`, until there is none for `MOST_IDLE` seconds."""
+    """Call `work(*arguments)` for each `run_child` of the parent until there is none for `MOST_IDLE` seconds."""
     leave_signals_to_parent()
     end_with_parent(int(sys.argv[2]))
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        connection.settimeout(MOST_IDLE)
-        while request := _next_request(connection):
-            arguments, locks = request
-            work(*json.loads(arguments))
+    with Connection(int(sys.argv[1])) as connection:
+        while connection.poll(MOST_IDLE):
+            try:
+                request = connection.recv_bytes()
+            except EOFError:
+                return
+            work(*json.loads(request))
             gc.collect()
-            for lock in locks:
-                os.close(lock)
-            connection.sendall(_DONE)
-
-
-def _next_request(connection: socket.socket) -> tuple[bytes, list[int]] | None:
-    try:
-        arguments, locks, *_ = socket.recv_fds(connection, _MOST_BYTES, 1)
-    except TimeoutError:
-        return None
-    return (arguments, locks) if arguments else None
+            connection.send_bytes(_DONE)
 
 
 def leave_signals_to_parent() -> None:
@@ -157,20 +125,12 @@ def leave_signals_to_parent() -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _pass_over)  # where it were ignored, programs would ignore it, too
-    os.register_at_fork(after_in_child=_heed_termination)
-
-
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
-
-
-def _heed_termination() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # where it were ignored, programs would ignore it, too
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def exit_words(code: int) -> str:
-    """How a process ended: "was killed by SIGKILL (is the machine out of memory?)"; `code` as of `subprocess`."""
+    """Return how a process ended, "was killed by SIGKILL (is the machine out of memory?)"; `code` of `subprocess`."""
     if code >= 0:
         return f"ended with exit code {code}"
     hint = " (is the machine out of memory?)" if -code == signal.SIGKILL else ""

@@ -14,7 +14,8 @@ from vla_gym.vector.inputs import read_actions
 from vla_gym.vector.start_states import Schedule
 from vla_gym.vector.state import EpisodeTable
 from vla_gym.vector.step import EnvStep, Observation
-from vla_gym.workers.pool import Command, PendingCommands, Pool, describe_episode
+from vla_gym.workers.pool import PendingCommands, Pool, describe_episode
+from vla_gym.workers.sub_env import Command
 
 MAX_LOSSES = 3
 """Episodes in a row that one sub-environment may lose."""
@@ -70,7 +71,7 @@ class CommandRunner:
         self.num_pending -= 1
         for command, report in zip(pending.commands, reports, strict=True):
             if command.kind == "reset":
-                self.table.begin(command.slot, command.start, report.fingerprint)
+                self.table.begin(command.slot, command.start, report.start_state)
             else:
                 assert command.action_TA is not None
                 self._check_rewards(command.slot, report.step_rewards)

@@ -15,8 +15,7 @@ from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.vector.start_states import Schedule
 from vla_gym.workers.messages import actions_from_text, actions_to_text
-from vla_gym.workers.pool import Command
-from vla_gym.workers.sub_env import Report
+from vla_gym.workers.sub_env import Command, Report
 
 VERSION = 1
 IDLE_INSTRUCTION = "idle"
@@ -175,13 +174,13 @@ def restore(
             table.retire(env)
     for command, report in zip(commands, reports, strict=True):
         entry = state["slots"][command.slot]
-        if report.fingerprint != entry["start_state"]:
+        if report.start_state != entry["start_state"]:
             raise BadValue(
                 f"slot {command.slot} (task {command.start.task_id}, trial {command.start.trial_id}) began "
-                f"in state {report.fingerprint}, saved was {entry['start_state']}: the simulator, its "
+                f"in state {report.start_state}, saved was {entry['start_state']}: the simulator, its "
                 "version or its assets differ from those of the saved run"
             )
-        table.begin(command.slot, command.start, report.fingerprint)
+        table.begin(command.slot, command.start, report.start_state)
         assert command.action_TA is not None
         table.record(command.slot, report, command.action_TA)
         if entry["lost"]:

@@ -21,7 +21,8 @@ from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_reco
 from vla_gym.vector.stage import CommandRunner, Stage
 from vla_gym.vector.start_states import Schedule, check_seed
 from vla_gym.vector.step import EnvStep, Observation
-from vla_gym.workers.pool import Command, Pool
+from vla_gym.workers.pool import Pool
+from vla_gym.workers.sub_env import Command
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch

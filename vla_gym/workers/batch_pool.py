@@ -17,9 +17,9 @@ import numpy as np
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.pool import Command, PendingCommands, Pool, SubEnvSetup, describe_commands
-from vla_gym.workers.shared_memory import SlotMemory
-from vla_gym.workers.sub_env import Report, SubEnv
+from vla_gym.workers.messages import SlotMemory, SubEnvSetup
+from vla_gym.workers.pool import PendingCommands, Pool, describe_commands
+from vla_gym.workers.sub_env import Command, Report, SubEnv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class BatchPool(Pool):
         self.memory = SlotMemory.private(setup.memory)
         self._batch = _build(setup, num_workers)
         self._rows = [_Row() for _ in range(setup.memory.num_slots)]
-        self._envs = [SubEnv(row, setup.tasks, setup.rule) for row in self._rows]
+        self._envs = [SubEnv(row, setup.tasks, setup.rule, setup.memory.observation) for row in self._rows]
         self._running: set[int] = set()
         """Slots in the middle of an episode."""
         self._closed = False
@@ -192,7 +192,7 @@ def _joined(parts: Sequence[Report]) -> Report:
     """The reports of one command's parts (a beginning, single steps) as one."""
     return dataclasses.replace(
         parts[-1],
-        fingerprint=parts[0].fingerprint,
+        start_state=parts[0].start_state,
         step_rewards=tuple(reward for part in parts for reward in part.step_rewards),
         success=any(part.success for part in parts),
     )

@@ -1,4 +1,6 @@
-"""Messages between a parent and those who run its sub-environments: JSON, one per worker and decision.
+"""Messages and memory between a parent and those who run its sub-environments.
+
+Messages are JSON, one per worker and decision:
 
     parent -> worker    the setup, once; then lists of commands
     worker -> parent    "ready"; then one report per command; or a failure, after which the worker ends
@@ -12,7 +14,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Sequence
+import mmap
+import pkgutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +26,99 @@ from vla_gym import errors
 from vla_gym.errors import VLAZooError
 from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
+from vla_gym.simulator import Simulator
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.pool import Command, SubEnvSetup
-from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
-from vla_gym.workers.sub_env import EpisodeStats, Report
+from vla_gym.workers.sub_env import Command, EpisodeStats, Report, SubEnv
+
+_ALIGN = 64  # bytes, one cache line
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLayout:
+    """Sizes of everything in the block: N slots, chunks `[K, A]`, and the observation of each slot."""
+
+    num_slots: int
+    chunk: int
+    action_dim: int
+    observation: ObservationLayout
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Name -> (shape, dtype), slots first."""
+        fields: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+            "action": ((self.num_slots, self.chunk, self.action_dim), np.dtype(np.float32))
+        }
+        for key, (shape, dtype) in self.observation.arrays().items():
+            fields[key] = ((self.num_slots, *shape), dtype)
+        return fields
+
+    def offsets(self) -> tuple[dict[str, int], int]:
+        """Byte offset of each array, and the size of the block."""
+        offsets: dict[str, int] = {}
+        position = 0
+        for name, (shape, dtype) in self.arrays().items():
+            offsets[name] = position
+            size = int(np.prod(shape)) * dtype.itemsize
+            position += -(-size // _ALIGN) * _ALIGN
+        return offsets, position
+
+
+class SlotMemory:
+    """NumPy views `action` `[N, K, A]` and one `[N, ...]` per observation key, over one block of memory."""
+
+    def __init__(self, layout: MemoryLayout, block: mmap.mmap) -> None:
+        self.layout = layout
+        self._block = block
+        offsets, _ = layout.offsets()
+        views = {
+            name: np.ndarray(shape, dtype, buffer=block, offset=offsets[name])
+            for name, (shape, dtype) in layout.arrays().items()
+        }
+        self.action_NKA: np.ndarray = views.pop("action")
+        self.observation: dict[str, np.ndarray] = views
+
+    @classmethod
+    def private(cls, layout: MemoryLayout) -> SlotMemory:
+        """Memory of this process only."""
+        return cls(layout, mmap.mmap(-1, layout.offsets()[1]))
+
+    @classmethod
+    def attach(cls, layout: MemoryLayout, fd: int) -> SlotMemory:
+        """Memory behind a file descriptor of `anonymous_file`."""
+        return cls(layout, mmap.mmap(fd, layout.offsets()[1]))
+
+    def write(self, slot: int, observation: Mapping[str, np.ndarray]) -> None:
+        """Copy one slot's observation in; `ValueError` when a key, shape or dtype is not as declared."""
+        if observation.keys() != self.observation.keys():
+            raise ValueError(f"observation has keys {sorted(observation)}, declared are {sorted(self.observation)}")
+        for key, value in observation.items():
+            target = self.observation[key][slot]
+            if value.shape != target.shape or value.dtype != target.dtype:
+                raise ValueError(
+                    f"observation '{key}' is {value.dtype}{list(value.shape)}, "
+                    f"declared is {target.dtype}{list(target.shape)}"
+                )
+            target[...] = value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubEnvSetup:
+    """Common to all sub-environments of a pool."""
+
+    env_id: str
+    simulator: str
+    """Entry point "module:Class"."""
+    simulator_kwargs: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+    rule: RewardRule
+    memory: MemoryLayout
+
+    def build(self) -> SubEnv:
+        """Import the simulator and construct one sub-environment."""
+        layout = self.memory.observation
+        simulator: Simulator = pkgutil.resolve_name(self.simulator)(
+            self.tasks, layout.image_size, layout.cameras, **self.simulator_kwargs
+        )
+        return SubEnv(simulator, self.tasks, self.rule, layout)
 
 
 @dataclass(frozen=True, kw_only=True)

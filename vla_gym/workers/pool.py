@@ -6,56 +6,18 @@ Every pool takes the same commands, drives the same `SubEnv` objects and leaves 
 from __future__ import annotations
 
 import contextlib
-import pkgutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from vla_gym.errors import VLAZooError, WorkerFailed, WorkerRestarted
-from vla_gym.rewards import RewardRule
-from vla_gym.simulator import Simulator
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
-from vla_gym.workers.sub_env import Report, SubEnv
+from vla_gym.workers.messages import MemoryLayout, SlotMemory, SubEnvSetup
+from vla_gym.workers.sub_env import LOST, Command, Report
 
 OnWorkerError = Literal["raise", "restart"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubEnvSetup:
-    """Common to all sub-environments of a pool."""
-
-    env_id: str
-    simulator: str
-    """Entry point "module:Class"."""
-    simulator_kwargs: Mapping[str, Any]
-    tasks: tuple[Task, ...]
-    rule: RewardRule
-    memory: MemoryLayout
-
-    def build(self) -> SubEnv:
-        """Import the simulator and construct one sub-environment."""
-        layout = self.memory.observation
-        simulator: Simulator = pkgutil.resolve_name(self.simulator)(
-            self.tasks, layout.image_size, layout.cameras, **self.simulator_kwargs
-        )
-        return SubEnv(simulator, self.tasks, self.rule)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """One thing to do with the sub-environment of one slot; its observation afterwards is rendered once."""
-
-    slot: int
-    start: StartState
-    """Start of the episode: the new one for `reset` and `replay`, the present one for `step`."""
-    kind: Literal["reset", "step", "replay"]
-    action_TA: np.ndarray | None = field(default=None, compare=False)
-    """Float32 `[K, A]` of a step, or the `[T, A]` log of a replay."""
 
 
 @dataclass(eq=False)
@@ -152,7 +114,7 @@ class LocalPool(Pool):
 
     def _run(self, command: Command) -> Report:
         try:
-            return run_command(self._envs[command.slot], command, self.memory)
+            return self._run_once(command)
         except VLAZooError:
             raise
         except Exception as error:
@@ -163,6 +125,12 @@ class LocalPool(Pool):
         warn_of_restart(failure)
         return self._rerun(command)
 
+    def _run_once(self, command: Command) -> Report:
+        env = self._envs[command.slot]
+        report = env.run(command)
+        self.memory.write(command.slot, env.observe())
+        return report
+
     def _rerun(self, command: Command) -> Report:
         """Build the sub-environment again; its step is lost, its reset is done again, once."""
         with contextlib.suppress(Exception):  # a simulator that failed need not close cleanly
@@ -170,32 +138,13 @@ class LocalPool(Pool):
         try:
             self._envs[command.slot] = self._setup.build()
             if command.kind == "step":
-                return Report(truncated=True, lost=True)
-            return run_command(self._envs[command.slot], command, self.memory)
+                return LOST
+            return self._run_once(command)
         except VLAZooError:
             raise
         except Exception as error:
             where = describe_command(self._setup, command)
             raise WorkerFailed(f"{where}, started anew: {type(error).__name__}: {error}") from error
-
-
-def run_command(env: SubEnv, command: Command, memory: SlotMemory) -> Report:
-    """Do one command and leave the new observation in `memory`."""
-    if command.kind == "reset":
-        report = env.reset(command.start)
-    else:
-        assert command.action_TA is not None
-        if command.kind == "step":
-            report = env.step(command.action_TA)
-        else:
-            report = env.replay(command.start, command.action_TA)
-    observation = env.observe()
-    if not memory.layout.observation.state_dim:  # the simulator may give it unasked
-        observation = {key: value for key, value in observation.items() if key != "state"}
-    if memory.layout.observation.privileged_dim:
-        observation = {**observation, "privileged": env.privileged()}
-    memory.write(command.slot, observation)
-    return report
 
 
 def describe_command(setup: SubEnvSetup, command: Command) -> str:

@@ -15,16 +15,17 @@ import numpy as np
 from vla_gym.errors import BadValue, LostRank, WorkerFailed
 from vla_gym.workers.messages import (
     Failure,
+    MemoryLayout,
+    SlotMemory,
     read_commands,
     read_reply,
     write_commands,
     write_failure,
     write_reports,
 )
-from vla_gym.workers.pool import Command, PendingCommands, Pool
+from vla_gym.workers.pool import PendingCommands, Pool
 from vla_gym.workers.process_pool import assign_slots
-from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
-from vla_gym.workers.sub_env import Report
+from vla_gym.workers.sub_env import Command, Report
 
 
 class RemotePool(Pool):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
+from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.simulator import Simulator
 from vla_gym.specs import StartState, Task
@@ -39,8 +39,8 @@ class EpisodeStats:
 class Report:
     """Outcome of one command."""
 
-    fingerprint: str = ""
-    """Hex string of the start state, after a reset or a replay; empty after a step."""
+    start_state: str = ""
+    """Hash of the simulator state in which the episode began, after a reset or a replay; empty after a step."""
     step_rewards: tuple[float, ...] = ()
     """Reward of each simulator step really run, at most K."""
     success: bool = False
@@ -55,19 +55,44 @@ class Report:
     """Statistics, on the episode's last decision only."""
 
 
+LOST = Report(truncated=True, lost=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One thing to do with the sub-environment of one slot; its observation afterwards is rendered once."""
+
+    slot: int
+    start: StartState
+    """Start of the episode: the new one for `reset` and `replay`, the present one for `step`."""
+    kind: Literal["reset", "step", "replay"]
+    action_TA: np.ndarray | None = field(default=None, compare=False)
+    """Float32 `[K, A]` of a step, or the `[T, A]` log of a replay."""
+
+
 class SubEnv:
     """Drives one simulator by decisions of up to K steps."""
 
-    def __init__(self, simulator: Simulator, tasks: tuple[Task, ...], rule: RewardRule) -> None:
+    def __init__(
+        self, simulator: Simulator, tasks: tuple[Task, ...], rule: RewardRule, layout: ObservationLayout
+    ) -> None:
         self._simulator = simulator
         self._tasks = tasks
         self._rule = rule
+        self._layout = layout
         self._running = False
+
+    def run(self, command: Command) -> Report:
+        """Do one command, rendering nothing."""
+        if command.kind == "reset":
+            return self.reset(command.start)
+        assert command.action_TA is not None
+        return self.step(command.action_TA) if command.kind == "step" else self.replay(command.start, command.action_TA)
 
     def reset(self, start: StartState) -> Report:
         """Begin an episode; nothing is rendered."""
         self._running = False
-        fingerprint = self._simulator.reset(start)
+        start_state = self._simulator.reset(start)
         self._horizon = self._tasks[start.task_id].horizon
         self._length = 0
         self._total_reward = 0.0
@@ -75,7 +100,7 @@ class SubEnv:
         self._success_once = False
         self._running = True
         self._began = time.perf_counter()
-        return Report(fingerprint=fingerprint)
+        return Report(start_state=start_state)
 
     def step(self, action_KA: np.ndarray) -> Report:
         """Run up to K steps of float32 `[K, A]`, stopping where the episode ends."""
@@ -120,17 +145,17 @@ class SubEnv:
         began = self.reset(start)
         if not len(action_TA):
             return began
-        return dataclasses.replace(self.step(action_TA), fingerprint=began.fingerprint)
+        return dataclasses.replace(self.step(action_TA), start_state=began.start_state)
 
-    def observe(self) -> Mapping[str, np.ndarray]:
-        """Render the present state, once."""
-        return self._simulator.observe()
-
-    def privileged(self) -> np.ndarray:
-        """Present state as scripted experts read it, float64 `[P]`."""
-        simulator: Any = self._simulator  # only benchmarks that declare a `privileged_dim` have it
-        state: np.ndarray = simulator.privileged()
-        return state
+    def observe(self) -> dict[str, np.ndarray]:
+        """Render the present state, once; the keys are those of the layout."""
+        observation = dict(self._simulator.observe())
+        if not self._layout.state_dim:
+            observation.pop("state", None)  # the simulator may give it unasked
+        if self._layout.privileged_dim:
+            simulator: Any = self._simulator  # only benchmarks that declare a `privileged_dim` have it
+            observation["privileged"] = simulator.privileged()
+        return observation
 
     def close(self) -> None:
         """Free the simulator."""

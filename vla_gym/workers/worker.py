@@ -1,4 +1,4 @@
-"""A worker process: `python -m vla_gym.workers.worker --socket FD --memory FD`.
+"""A worker process: `python -m vla_gym.workers.worker SOCKET_FD MEMORY_FD`.
 
 It hosts some sub-environments, answers each message of commands with one of reports, and ends when its
 parent does, however that happens. Nothing of the user's program is imported here.
@@ -6,30 +6,22 @@ parent does, however that happens. Nothing of the user's program is imported her
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import traceback
 from multiprocessing.connection import Connection
 
 from vla_gym.system.child import end_with_parent, leave_signals_to_parent
-from vla_gym.workers.messages import read_commands, read_setup, write_failure, write_reports
-from vla_gym.workers.pool import run_command
-from vla_gym.workers.shared_memory import SlotMemory
+from vla_gym.workers.messages import SlotMemory, read_commands, read_setup, write_failure, write_reports
 from vla_gym.workers.sub_env import Report, SubEnv
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(socket_fd: int, memory_fd: int) -> int:
     """Serve until the parent closes the connection."""
-    parser = argparse.ArgumentParser(prog="vla_gym.workers.worker", description=__doc__)
-    parser.add_argument("--socket", type=int, required=True, help="file descriptor of the connection")
-    parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
-    arguments = parser.parse_args(argv)
     leave_signals_to_parent()
     end_with_parent(os.getppid())
-    connection = Connection(arguments.socket)
     try:
-        return _serve(connection, arguments.memory)
+        return _serve(Connection(socket_fd), memory_fd)
     except (EOFError, ConnectionError):
         return 0  # the parent has gone
 
@@ -52,14 +44,13 @@ def _serve(connection: Connection, memory_fd: int) -> int:
 
 def _answer(connection: Connection, memory: SlotMemory, envs: dict[int, SubEnv]) -> int:
     while True:
-        try:
-            message = connection.recv_bytes()
-        except EOFError:
-            return 0
+        message = connection.recv_bytes()
         reports: list[Report] = []
         try:
             for command in read_commands(message, memory):
-                reports.append(run_command(envs[command.slot], command, memory))
+                env = envs[command.slot]
+                reports.append(env.run(command))
+                memory.write(command.slot, env.observe())
             answer = write_reports(reports)
         except Exception as error:  # noqa: BLE001  sent to the parent, which raises it with its context
             return _fail(connection, error, command=len(reports))
@@ -73,4 +64,4 @@ def _fail(connection: Connection, error: Exception, *, command: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))

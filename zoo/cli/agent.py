@@ -15,7 +15,7 @@ from typing import Any
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.instructions import with_instructions
+from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
 from vla_policies.registry import FAMILIES
 from zoo.cli.acting import (

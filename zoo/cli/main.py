@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vla_gym.errors import BadValue, LostRank, VLAZooError, one_line, os_reason, shortened, unknown_name
-from vla_gym.system.threads import let_waiting_threads_sleep
+from vla_gym.system.limits import let_waiting_threads_sleep
 from zoo.cli.arguments import VERSION_TEXT
 from zoo.runs.progress import log_to_screen
 

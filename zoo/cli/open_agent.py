@@ -11,9 +11,9 @@ from gymnasium import spaces
 import vla_gym
 from vla_gym.make import make_pool
 from vla_gym.specs import Benchmark
+from vla_gym.system.extras import check_installed
 from vla_gym.vector.protocol import EnvConfig, observation_layout
 from vla_gym.vector.vector_env import VLAVectorEnv
-from vla_gym.workers.environment import check_installed
 from vla_gym.workers.pool import Pool
 from vla_policies.policy import VLAPolicy
 from zoo.cli.agent import RolloutPlan

@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from vla_gym.system.writable_paths import check_destination
+from vla_gym.system.paths import check_destination
 from vla_policies.registry import FAMILIES
 from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout

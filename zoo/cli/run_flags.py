@@ -16,7 +16,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from vla_gym.vector.instructions import with_instructions
+from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
 from zoo.cli.acting import check_acting, check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values

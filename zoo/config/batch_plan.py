@@ -9,7 +9,7 @@ from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
-from vla_gym.vector.instructions import with_instructions
+from vla_gym.vector.protocol import with_instructions
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
 from zoo.config.run_config import RunConfig, benchmark_options
 

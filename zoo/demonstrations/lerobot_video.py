@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +18,8 @@ from PIL import Image, UnidentifiedImageError
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import check_no_pipe, inside
-from vla_gym.system.child import limit_memory, memory_file
-from vla_gym.video.ffmpeg import find_ffmpeg
+from vla_gym.system.child import limit_memory
+from vla_gym.video import find_ffmpeg
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.stored_pictures import StoredPictures
 
@@ -226,7 +227,7 @@ def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int)
     height, width = images[0].shape[1:3]
     command = _encoding(path, f"{width}x{height}", lr.pixel_format(width, crf), fps=fps, crf=crf)
     with (
-        memory_file() as log,
+        tempfile.TemporaryFile() as log,
         # `imageio_ffmpeg.write_frames` would not say how it ended. Ctrl-C is for us alone.
         subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, process_group=0) as process,  # noqa: S603 - as above
     ):
@@ -264,7 +265,7 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
         raise BadValue(f"the dataset lacks '{path}'")
     # `imageio_ffmpeg.read_frames` would leave its pipes open.
     with (
-        memory_file() as log,
+        tempfile.TemporaryFile() as log,
         subprocess.Popen(_decoding(path), stdout=subprocess.PIPE, stderr=log) as process,  # noqa: S603 - our own ffmpeg
     ):
         assert process.stdout is not None

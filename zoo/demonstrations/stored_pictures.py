@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_gym.errors import BadValue
-from vla_gym.system.memory import main_memory
+from vla_gym.system.limits import main_memory
 
 _logger = logging.getLogger(__name__)
 

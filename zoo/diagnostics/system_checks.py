@@ -15,8 +15,8 @@ from functools import partial
 from importlib.metadata import version
 
 from vla_gym.errors import MissingDependency, VLAZooError
-from vla_gym.system.cache import cache_dir, check_writable
 from vla_gym.system.extras import install_command
+from vla_gym.system.paths import cache_dir, check_writable
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import sapien_device
 

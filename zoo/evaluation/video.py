@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vla_gym.errors import VLAZooError
-from vla_gym.video.grid import VideoGrid
+from vla_gym.video import VideoGrid
 from zoo.evaluation.evaluator import Frame
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from vla_gym.system.memory import main_memory
-from vla_gym.workers.environment import num_cores
+from vla_gym.system.limits import main_memory, num_cores
 
 _CPU_INFO = Path("/proc/cpuinfo")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import yaml
 
 from vla_gym.errors import BadValue
-from vla_gym.workers.environment import check_installed, num_cores
+from vla_gym.system.extras import check_installed
+from vla_gym.system.limits import num_cores
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
 from zoo.config.policy_shape import check_network, check_quantization, policy_footprint

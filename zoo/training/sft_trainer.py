@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_gym.reading import user_path
-from vla_gym.vector.instructions import with_instructions
+from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
 from zoo.config.algorithm_configs import SFTConfig

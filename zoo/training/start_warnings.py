@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from vla_gym.system.memory import main_memory
+from vla_gym.system.limits import main_memory
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.memory_plan import GIB, Rank, needs, total

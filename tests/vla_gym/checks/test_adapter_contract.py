@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vla_gym import find_benchmark
-from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.checks import check_vla_env
 from vla_gym.registry import FAMILIES
 
 ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
@@ -17,7 +17,7 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "LIBERO-Goal/1",
         {"wrist_camera": True, "image_size": 64},
     ),
-    "vla_gym.adapters.libero.pro_tasks:libero_pro_benchmark": (
+    "vla_gym.adapters.libero.tasks:libero_pro_benchmark": (
         "LIBERO-Goal-PRO-task/0",
         {"image_size": 64, "instruction": "bddl", "to_the_end": False},  # the simulator is LIBERO's
     ),

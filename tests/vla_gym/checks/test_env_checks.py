@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
-from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.checks import check_vla_env
 from vla_gym.observation import ObservationLayout
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark, StartState

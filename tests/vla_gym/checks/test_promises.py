@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_gym.checks.promises import as_bytes, fresh, has_episode, require
+from vla_gym.checks import as_bytes, fresh, has_episode, require
 
 
 def test_a_promise_holds_everywhere_or_is_broken() -> None:

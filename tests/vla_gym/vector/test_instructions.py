@@ -10,7 +10,7 @@ import pytest
 from vla_gym import VLAVectorEnv, find_benchmark
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import Task
-from vla_gym.vector.instructions import changed_instructions, with_instructions
+from vla_gym.vector.protocol import changed_instructions, with_instructions
 
 Make = Callable[..., VLAVectorEnv]
 

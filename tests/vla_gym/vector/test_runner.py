@@ -12,8 +12,8 @@ from vla_gym.errors import WorkerFailed
 from vla_gym.specs import StartState
 from vla_gym.vector.stage import CommandRunner
 from vla_gym.vector.start_states import make_schedule
-from vla_gym.workers.pool import Command, PendingCommands, Pool
-from vla_gym.workers.sub_env import Report
+from vla_gym.workers.pool import PendingCommands, Pool
+from vla_gym.workers.sub_env import Command, Report
 
 
 class Recorded(Pool):
@@ -23,7 +23,7 @@ class Recorded(Pool):
     last_failure = "no display"
 
     def __init__(self) -> None:
-        self.report = Report(fingerprint="ab")
+        self.report = Report(start_state="ab")
         self.sent: list[Command] = []
 
     def send(self, commands):  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_gym.video.ffmpeg import find_ffmpeg
+from vla_gym.video import find_ffmpeg
 
 
 def test_it_is_a_file_or_its_lack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

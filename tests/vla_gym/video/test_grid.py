@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_gym.video.grid import VideoGrid, caption
+from vla_gym.video import VideoGrid, caption
 
 
 def picture(level: int = 0) -> np.ndarray:

@@ -10,7 +10,7 @@ from scripted_simulator import scripted_benchmark
 
 from tests.vla_gym.video.test_grid import read
 from vla_gym import BadValue, VLAVectorEnv, WorkerRestarted, make_vec
-from vla_gym.video.record_video import RecordVideo
+from vla_gym.video import RecordVideo
 
 Make = Callable[..., VLAVectorEnv]
 QUIET = np.zeros((3, 5, 2), dtype=np.float32)

@@ -12,12 +12,11 @@ from scripted_batch import ScriptedBatch, batched_benchmark
 from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv, WorkerFailed
-from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.checks import check_vla_env
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState
 from vla_gym.workers.batch_pool import _joined
-from vla_gym.workers.pool import Command
-from vla_gym.workers.sub_env import Report
+from vla_gym.workers.sub_env import Command, Report
 
 Make = Callable[..., VLAVectorEnv]
 STILL = np.zeros((3, 5, 2), dtype=np.float32)
@@ -122,11 +121,11 @@ def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
 
 def test_a_command_s_parts_are_one_report() -> None:
     parts = (
-        Report(fingerprint="0a"),
+        Report(start_state="0a"),
         Report(step_rewards=(1.0,), success=True),
         Report(step_rewards=(0.5,), truncated=True),
     )
-    assert _joined(parts) == Report(fingerprint="0a", step_rewards=(1.0, 0.5), success=True, truncated=True)
+    assert _joined(parts) == Report(start_state="0a", step_rewards=(1.0, 0.5), success=True, truncated=True)
 
 
 def test_the_whole_contract_holds() -> None:
@@ -138,5 +137,5 @@ def test_commands_come_in_any_order_but_slots_are_given_in_ascending_order(make:
     envs = make(batched_benchmark(), 3)
     commands = [Command(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)]
     reports = envs._pool.run(commands)
-    assert [report.fingerprint for report in reports] == ["0201", "0001", "0101"]
+    assert [report.start_state for report in reports] == ["0201", "0001", "0101"]
     assert list(batch_of(envs).resets[0]) == [0, 1, 2]

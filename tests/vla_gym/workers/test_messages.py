@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import os
+from itertools import pairwise
+
 import numpy as np
+import pytest
 from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import MissingDependency
 from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
+from vla_gym.system.paths import anonymous_file
 from vla_gym.workers.messages import (
     Failure,
+    MemoryLayout,
+    SlotMemory,
+    SubEnvSetup,
     actions_from_text,
     actions_to_text,
     read_commands,
@@ -19,9 +27,7 @@ from vla_gym.workers.messages import (
     write_reports,
     write_setup,
 )
-from vla_gym.workers.pool import Command, SubEnvSetup
-from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
-from vla_gym.workers.sub_env import EpisodeStats, Report
+from vla_gym.workers.sub_env import Command, EpisodeStats, Report
 
 LAYOUT = MemoryLayout(
     num_slots=2,
@@ -65,7 +71,7 @@ def test_commands_there_and_back() -> None:
 def test_reports_there_and_back_exactly() -> None:
     stats = EpisodeStats(total_reward=0.1 + 0.2, length=7, success_once=True, success_at_end=False, seconds=1 / 3)
     reports = [
-        Report(fingerprint="ab"),
+        Report(start_state="ab"),
         Report(step_rewards=(0.1, 1 / 3), success=True, terminated=True, episode=stats),
         Report(truncated=True, lost=True),
     ]
@@ -101,3 +107,52 @@ def test_actions_as_text_keep_every_bit() -> None:
     action_TA = np.array([[1e-45, -0.0], [np.pi, -1.0]], dtype=np.float32)
     assert actions_from_text(actions_to_text(action_TA), 2).tobytes() == action_TA.tobytes()
     assert actions_from_text(actions_to_text(action_TA[:0]), 2).shape == (0, 2)
+
+
+MEMORY = MemoryLayout(
+    num_slots=3,
+    chunk=2,
+    action_dim=7,
+    observation=ObservationLayout(cameras=("image", "wrist_image"), image_size=5, state_dim=3),
+)
+
+
+def observation(value: int) -> dict[str, np.ndarray]:
+    image = np.full((5, 5, 3), value, dtype=np.uint8)
+    return {"image": image, "wrist_image": image + 1, "state": np.full(3, value, dtype=np.float32)}
+
+
+def test_arrays_do_not_overlap_and_are_aligned() -> None:
+    offsets, size = MEMORY.offsets()
+    spans = []
+    for name, (shape, dtype) in MEMORY.arrays().items():
+        assert offsets[name] % 64 == 0
+        spans.append((offsets[name], offsets[name] + int(np.prod(shape)) * dtype.itemsize))
+    spans.sort()
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert spans[-1][1] <= size
+
+
+def test_two_attachments_see_each_other() -> None:
+    fd = anonymous_file(MEMORY.offsets()[1])
+    try:
+        first, second = SlotMemory.attach(MEMORY, fd), SlotMemory.attach(MEMORY, fd)
+    finally:
+        os.close(fd)
+    first.write(2, observation(9))
+    second.action_NKA[1] = 0.5
+    assert (second.observation["image"][2] == 9).all()
+    assert (second.observation["wrist_image"][2] == 10).all()
+    assert not second.observation["image"][:2].any()
+    assert (first.action_NKA[1] == 0.5).all()
+
+
+def test_a_wrong_observation_is_refused() -> None:
+    memory = SlotMemory.private(MEMORY)
+    right = observation(1)
+    with pytest.raises(ValueError, match="keys"):
+        memory.write(0, {"image": right["image"]})
+    with pytest.raises(ValueError, match=r"'image' is uint8\[4, 5, 3\]"):
+        memory.write(0, {**right, "image": right["image"][1:]})
+    with pytest.raises(ValueError, match="'state' is float64"):
+        memory.write(0, {**right, "state": right["state"].astype(np.float64)})

@@ -14,8 +14,9 @@ from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.workers.pool import AbsentPool, Command, LocalPool, OnWorkerError, Pool, SubEnvSetup
-from vla_gym.workers.shared_memory import MemoryLayout
+from vla_gym.workers.messages import MemoryLayout, SubEnvSetup
+from vla_gym.workers.pool import AbsentPool, LocalPool, OnWorkerError, Pool
+from vla_gym.workers.sub_env import Command
 
 
 def make_pool(*, failure: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:
@@ -52,7 +53,7 @@ def disaster(slot: int) -> Command:
 def test_each_command_renders_its_slot_once_and_no_other() -> None:
     pool = make_pool()
     reports = pool.run([command(1, "reset"), command(0, "reset")])
-    assert [report.fingerprint for report in reports] == ["0101", "0100"]
+    assert [report.start_state for report in reports] == ["0101", "0100"]
     pool.run([command(1, "step")])
     assert [simulator.renders for simulator in simulators(pool)] == [1, 2]
     assert pool.memory.observation["state"].tolist() == [[0], [4]]

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
+from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState
 from vla_gym.workers.sub_env import SubEnv
+
+LAYOUT = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
 
 
 def make_slot(
@@ -21,7 +24,7 @@ def make_slot(
 ) -> tuple[SubEnv, Scripted]:
     tasks = scripted_benchmark(lengths, horizon=horizon).tasks
     simulator = Scripted(tasks, 8, ("image",), lengths=lengths, failure=failure)
-    return SubEnv(simulator, tasks, rule or RewardRule()), simulator
+    return SubEnv(simulator, tasks, rule or RewardRule(), LAYOUT), simulator
 
 
 def cell(task_id: int) -> StartState:
@@ -33,7 +36,7 @@ ACTION_5A = np.zeros((5, 2), dtype=np.float32)
 
 def test_a_chunk_stops_where_the_episode_ends() -> None:
     slot, _ = make_slot()
-    assert slot.reset(cell(1)).fingerprint == "0100"
+    assert slot.reset(cell(1)).start_state == "0100"
     first = slot.step(ACTION_5A)
     assert (first.step_rewards, first.terminated, first.episode) == ((0.0,) * 5, False, None)
     second = slot.step(ACTION_5A)
@@ -60,7 +63,7 @@ def test_a_simulator_may_cut_an_episode_off_itself() -> None:
             return dataclasses.replace(super().step(action_A), truncated=self._count == 2)
 
     tasks = scripted_benchmark((0,)).tasks
-    slot = SubEnv(Cut(tasks, 8, ("image",), lengths=(0,)), tasks, RewardRule())
+    slot = SubEnv(Cut(tasks, 8, ("image",), lengths=(0,)), tasks, RewardRule(), LAYOUT)
     slot.reset(cell(0))
     last = slot.step(ACTION_5A)
     assert (len(last.step_rewards), last.terminated, last.truncated) == (2, False, True)
@@ -124,7 +127,7 @@ def test_the_return_is_what_was_paid() -> None:
 def test_replay_reaches_the_same_place_without_rendering() -> None:
     slot, simulator = make_slot()
     report = slot.replay(cell(1), np.zeros((6, 2), dtype=np.float32))
-    assert (report.fingerprint, report.terminated, len(report.step_rewards)) == ("0100", False, 6)
+    assert (report.start_state, report.terminated, len(report.step_rewards)) == ("0100", False, 6)
     assert simulator.renders == 0
     last = slot.step(ACTION_5A)
     assert last.episode is not None
@@ -134,7 +137,7 @@ def test_replay_reaches_the_same_place_without_rendering() -> None:
 def test_replay_of_nothing_is_a_reset() -> None:
     slot, _ = make_slot()
     report = slot.replay(cell(1), np.zeros((0, 2), dtype=np.float32))
-    assert (report.fingerprint, report.step_rewards) == ("0100", ())
+    assert (report.start_state, report.step_rewards) == ("0100", ())
     assert len(slot.step(ACTION_5A).step_rewards) == 5
 
 

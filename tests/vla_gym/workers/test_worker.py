@@ -30,15 +30,3 @@ envs.reset()
 
 def test_that_test_can_fail() -> None:
     assert heavy("import vla_gym, torch") == {"torch"}
-
-
-def test_a_worker_without_a_parent_says_how_it_is_used() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vla_gym.workers.worker"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "--socket" in done.stderr

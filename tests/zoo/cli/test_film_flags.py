@@ -25,9 +25,9 @@ def test_a_film_can_be_drawn_larger_than_the_policy_sees(tmp_path: Path, monkeyp
         sides.append(len(image))
         return caption(image, instruction, success=success, over=over)
 
-    from vla_gym.video.grid import caption
+    from vla_gym.video import caption
 
-    monkeypatch.setattr("vla_gym.video.grid.caption", remember)
+    monkeypatch.setattr("vla_gym.video.caption", remember)
     film = tmp_path / "film.mp4"
     flags = ["--env", "Toy-Reach", "--policy", "nano", "--episodes", "2", "--device", "cpu"]
     assert enjoy.run([*flags, "--video-size", "240", "-o", str(film)]) == 0

@@ -65,7 +65,7 @@ def test_results_are_told_before_their_film_fails(
         path.write_bytes(b"half a film")
         raise OSError("no space left")
 
-    monkeypatch.setattr("vla_gym.video.grid.VideoGrid._encode", disk_full)
+    monkeypatch.setattr("vla_gym.video.VideoGrid._encode", disk_full)
     assert main(["record_video", *TOY, "--episodes", "1", "-o", str(film)]) == 2
     printed = capsys.readouterr()
     assert "of 1 episodes solved" in printed.out

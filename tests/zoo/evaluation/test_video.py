@@ -36,7 +36,7 @@ def test_an_episode_is_told_what_its_cell_is_told(tmp_path: Path, monkeypatch: p
         told.append((instruction, success, over))
         return np.zeros((236, 192, 3), dtype=np.uint8)
 
-    monkeypatch.setattr("vla_gym.video.grid.caption", remember)
+    monkeypatch.setattr("vla_gym.video.caption", remember)
     recorder = EvaluationVideo(["a", "b"])
     recorder.add_frame(frame(0, first=True))  # lost, and begun once more
     recorder.add_frame(frame(0, first=True))

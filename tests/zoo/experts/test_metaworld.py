@@ -33,7 +33,7 @@ def test_the_hand_stays_above_the_ball_by_its_fingers_length() -> None:
 @pytest.mark.sim
 def test_the_fingers_middle_comes_to_the_ball_and_not_only_within_its_bounds() -> None:
     pytest.importorskip("metaworld")
-    from vla_gym.adapters.metaworld.task_env import make_env, start_vectors
+    from vla_gym.adapters.metaworld.simulator import make_env, start_vectors
 
     env = make_env("reach")
     for goal in start_vectors(env, 0, 3):

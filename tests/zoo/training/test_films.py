@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vla_gym import make_vec
-from vla_gym.video.grid import VideoGrid
+from vla_gym.video import VideoGrid
 from zoo import GRPO, PPO
 from zoo.training import films
 from zoo.training.films import TrainingFilms

@@ -35,8 +35,8 @@ from vla_gym.adapters.libero.upstream import (
 )
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.errors import BadValue
-from vla_gym.system.cache import cache_dir, locked, read_json, write_json
 from vla_gym.system.child import do_work, run_child
+from vla_gym.system.paths import cache_dir, locked, read_json, write_json
 
 FORMAT = 2
 """Raise with any change of the stored files: older folders are then not found."""
@@ -143,28 +143,23 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
     folder = cache_dir() / "libero" / task_key(suite, task)
     if (folder / file).is_file():  # a cache that was filled before may be read-only
         return folder
-    with locked(folder.with_suffix(".lock")) as lock:
+    with locked(folder.with_suffix(".lock")):
         if not (folder / file).is_file():
             logger.info("compiling %s/%s (once per machine, some seconds)", suite, task)
-            purpose = f"compiling LIBERO task {suite}/{task}"
-            run_child(purpose, __spec__.name, suite, task, str(folder), lock=lock)
+            run_child(f"compiling LIBERO task {suite}/{task}", __spec__.name, suite, task, str(folder))
     return folder
 
 
 def _read(folder: Path) -> CompiledTask:
     record = read_json(folder / SCENE)
-    try:
-        lamps = tuple(Lamp(**lamp) for lamp in record["lamps"])
-        return CompiledTask(
-            model=StoredModel(model_store.digest(folder), lamps, folder),
-            reset_state=np.array(record["reset_state"]),
-            home=np.array(record["home"]),
-            arm=ArmIndex(**record["arm"]),
-            goal=tuple(Condition(**condition) for condition in record["goal"]),
-            key=folder.name,
-        )
-    except (LookupError, TypeError, ValueError) as error:
-        raise FileNotFoundError(f"cached file {folder / SCENE} has other content: {error!r}") from error
+    return CompiledTask(
+        model=StoredModel(model_store.digest(folder), tuple(Lamp(**lamp) for lamp in record["lamps"]), folder),
+        reset_state=np.array(record["reset_state"]),
+        home=np.array(record["home"]),
+        arm=ArmIndex(**record["arm"]),
+        goal=tuple(Condition(**condition) for condition in record["goal"]),
+        key=folder.name,
+    )
 
 
 def _blobs(folder: Path) -> Path:

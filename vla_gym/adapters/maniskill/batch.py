@@ -23,10 +23,10 @@ from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState, Task
 from vla_gym.workers.batch_pool import BatchStep
-from vla_gym.workers.environment import BLAS_THREADS
-from vla_gym.workers.pool import Command, LocalPool, Pool, SubEnvSetup
-from vla_gym.workers.process_pool import ProcessPool
-from vla_gym.workers.shared_memory import MemoryLayout
+from vla_gym.workers.messages import MemoryLayout, SubEnvSetup
+from vla_gym.workers.pool import LocalPool, Pool
+from vla_gym.workers.process_pool import BLAS_THREADS, ProcessPool
+from vla_gym.workers.sub_env import Command
 
 COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 TIMEOUT = 600.0
@@ -99,7 +99,7 @@ class StartTable:
                 ]
             )
             for slot, (trial, report) in enumerate(zip(drawn, reports, strict=True)):
-                self._rows[trial] = (report.fingerprint, self._pool.memory.observation["state"][slot].copy())
+                self._rows[trial] = (report.start_state, self._pool.memory.observation["state"][slot].copy())
         return [self._rows[trial] for trial in trials]
 
     def close(self) -> None:

@@ -21,8 +21,7 @@ from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS
 from sapien import physx
 
 from vla_gym.adapters.maniskill.tasks import CONTROL_MODE
-from vla_gym.system.sapien_shaders import light_shaders, use_light_shaders
-from vla_gym.system.vulkan import DEVICE_VARIABLE
+from vla_gym.system.vulkan import DEVICE_VARIABLE, light_shaders, use_light_shaders
 
 UNUSED_CAMERA = {"width": 8, "height": 8}
 """Of upstream's own videos, which are not made here; its default is 512 pixels."""

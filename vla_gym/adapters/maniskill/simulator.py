@@ -1,17 +1,131 @@
-"""A ManiSkill task on CPU physics, one scene per slot: upstream's physics, success and pictures, drawn on demand."""
+"""ManiSkill's `pd_ee_delta_pose` on CPU physics with plain numbers: upstream's drive targets, bit for bit.
+
+Upstream computes for batches on a GPU. For one robot on a CPU, tensors of seven numbers cost ten times the physics
+they command. Here the same operations run in the same order on float32 scalars; only the small rotation goes
+through upstream's own functions, whose cosines round differently from NumPy's. Tests of `simulator` compare states.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import sapien
 import torch
+from mani_skill.agents.controllers import PDEEPoseController, PDJointPosMimicController
+from mani_skill.utils.geometry.rotation_conversions import euler_angles_to_matrix, matrix_to_quaternion
 
-from vla_gym.adapters.maniskill.control import EndEffectorControl
 from vla_gym.adapters.maniskill.scene import fingerprint, joint_positions, make_env, render, reset_to_seed
 from vla_gym.adapters.maniskill.tasks import CAMERAS, TASKS, TaskReward
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
+
+Quaternion = tuple[np.float32, np.float32, np.float32, np.float32]
+"""(w, x, y, z)."""
+IK_ITERATIONS = 100
+"""Upstream's number for the solver."""
+
+
+class EndEffectorControl:
+    """The controller of one robot; make it anew when the scene was rebuilt."""
+
+    def __init__(self, env: Any) -> None:
+        self.agent = env.agent
+        self._substeps = env._sim_steps_per_control
+        parts = env.agent.controller.controllers
+        arm, gripper = parts["arm"], parts["gripper"]
+        assert isinstance(arm, PDEEPoseController)
+        assert isinstance(gripper, PDJointPosMimicController)
+        config = arm.config
+        assert config.use_delta
+        assert not config.use_target
+        assert not config.interpolate
+        assert config.frame == "root_translation:root_aligned_body_rotation"
+        self._arm = arm
+        self._robot = env.agent.robot._objs[0]
+        self._hand, self._root = arm.ee_link._objs[0], arm.root_link._objs[0]
+        self._arm_joints = [joint._objs[0] for joint in arm.joints]
+        self._arm_indices = arm.active_joint_indices.numpy()
+        self._fingers = [joint._objs[0] for joint in gripper.joints]
+        kinematics = arm.kinematics
+        self._solver, self._link = kinematics.pmodel, kinematics.end_link_idx
+        self._solver_inputs = kinematics.pmodel_active_joint_indices.numpy()
+        self._solver_outputs = kinematics.pmodel_controlled_joint_indices.numpy()
+        self._solver_mask = kinematics.qmask.numpy()
+        self._reach = _scaling(arm, slice(0, 3))
+        self._grip = _scaling(gripper, slice(0, 1))
+
+    def advance(self, env: Any, action_A: np.ndarray) -> None:
+        """One control step (1/20 s) with float32 `[7]`, as upstream's `_step_action` does it."""
+        self._aim_arm(action_A[:6])
+        centre, half = self._grip
+        opening = (centre + half * np.clip(action_A[6:], -1, 1)).reshape(1, 1)
+        for finger in self._fingers:
+            finger.set_drive_target(opening)
+        physics = env.scene.px
+        for _ in range(self._substeps):
+            physics.step()
+
+    def _aim_arm(self, action_6: np.ndarray) -> None:
+        start = self._robot.qpos
+        result, found, _ = self._solver.compute_inverse_kinematics(
+            self._link,
+            self._target(action_6),
+            initial_qpos=start[self._solver_inputs],
+            active_qmask=self._solver_mask,
+            max_iterations=IK_ITERATIONS,
+        )
+        if found:
+            targets = np.asarray(result)[self._solver_outputs].astype(np.float32)
+        else:
+            targets = start[self._arm_indices]
+        for joint, target in zip(self._arm_joints, targets, strict=True):
+            joint.set_drive_target(target.reshape(1, 1))
+
+    def _target(self, action_6: np.ndarray) -> sapien.Pose:
+        """The hand's pose in the root's frame, moved and turned by the action."""
+        centre, half = self._reach
+        root, hand = self._root.entity_pose, self._hand.entity_pose
+        w, x, y, z = root.q
+        to_root = (w, -x, -y, -z)
+        position = _rotate(to_root, -root.p) + _rotate(to_root, hand.p)
+        position += centre + half * np.clip(action_6[:3], -1, 1)
+        return sapien.Pose(position, _upright(_product(self._turn(action_6), _upright(_product(to_root, hand.q)))))
+
+    def _turn(self, action_6: np.ndarray) -> np.ndarray:
+        """The action's rotation as a quaternion."""
+        scaled_16 = self._arm._clip_and_scale_action(torch.from_numpy(action_6[None]))
+        turn: np.ndarray = matrix_to_quaternion(euler_angles_to_matrix(scaled_16[:, 3:], "XYZ"))[0].numpy()
+        return turn
+
+
+def _scaling(controller: Any, dims: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and half width of the range that [-1, 1] stands for, float32."""
+    low, high = controller.action_space_low[dims].numpy(), controller.action_space_high[dims].numpy()
+    half = np.float32(0.5)
+    return half * (high + low), half * (high - low)
+
+
+def _product(a: Any, b: Any) -> Quaternion:
+    aw, ax, ay, az = a
+    bw, bx, by, bz = b
+    return (
+        aw * bw - ax * bx - ay * by - az * bz,
+        aw * bx + ax * bw + ay * bz - az * by,
+        aw * by - ax * bz + ay * bw + az * bx,
+        aw * bz + ax * by - ay * bx + az * bw,
+    )
+
+
+def _upright(q: Quaternion) -> Quaternion:
+    """The same rotation with w >= 0."""
+    return (-q[0], -q[1], -q[2], -q[3]) if q[0] < 0 else q
+
+
+def _rotate(q: Any, point: np.ndarray) -> np.ndarray:
+    w, x, y, z = q
+    turned = _product(_product(q, (np.float32(0), *point)), (w, -x, -y, -z))
+    return np.array(turned[1:], dtype=np.float32)
 
 
 class ManiSkillSimulator:

@@ -1,4 +1,4 @@
-"""Compiled MuJoCo models on disk, each texture and mesh stored once.
+"""Compiled MuJoCo models on disk, each texture and mesh stored once, and loaded tasks in memory.
 
 A compiled LIBERO task is 200-290 MB, nearly all of it textures and meshes that tasks share, so a plain
 `.mjb` per task would take tens of gigabytes. `save` cuts the binary image of a model at the borders of
@@ -9,17 +9,18 @@ MuJoCo's file format is not assumed: pieces are located by content.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import mujoco
 import numpy as np
 
-from vla_gym.system.cache import content_hash, read_json, write_atomic, write_json
+from vla_gym.system.paths import anonymous_file, content_hash, read_json, write_atomic, write_json
 
 MIN_BLOB = 1 << 14
 """Pieces smaller than this (bytes) stay in the model's own file."""
@@ -43,12 +44,18 @@ LARGE_ARRAYS: tuple[tuple[str, Callable[[mujoco.MjModel], np.ndarray]], ...] = (
     ("tex_data", lambda m: m.tex_adr),
 )
 """Arrays worth cutting, in the order they are stored, each with the first rows of its items."""
+_logger = logging.getLogger(__name__)
+
+
+def log_warnings() -> None:
+    """Send MuJoCo's warnings of this process to the log, not to MUJOCO_LOG.TXT in the working folder."""
+    mujoco.set_mju_user_warning(lambda text: _logger.warning("MuJoCo: %s", " ".join(text.split())))
 
 
 def share_textures(model: mujoco.MjModel) -> None:
     """Point materials at the first of several equal textures and empty the others, in place.
 
-    Two bowls bring the same 4096 px texture twice; the picture is the same with one, GL memory is not.
+    Two bowls bring the same 4096 px texture twice; the image is the same with one, GL memory is not.
     """
     kept: dict[tuple[int, ...], list[int]] = {}
     for tex in range(model.ntex):
@@ -63,8 +70,7 @@ def share_textures(model: mujoco.MjModel) -> None:
             model.tex_width[tex] = model.tex_height[tex] = 1
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A run of bytes of a model's image with a file of its own."""
 
     start: int
@@ -93,26 +99,18 @@ def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     end = 0
     for start, stop, texture in _large_pieces(model, data):
         rest += image[end:start].data
-        blob = content_hash(image[start:stop].data) if image[start:stop].any() else ""
-        pieces.append(Piece(start, stop, blob, texture))
-        if blob:
-            _write_once(pieces[-1].file(blobs), image[start:stop].data)
-        end = stop
+        content, end = image[start:stop], stop
+        pieces.append(Piece(start, stop, content_hash(content.data) if content.any() else "", texture))
+        if pieces[-1].blob and not _has_size(pieces[-1].file(blobs), content.size):
+            write_atomic(pieces[-1].file(blobs), content.data)
     rest += image[end:].data
     write_atomic(folder / "model.rest", rest)
-    filed = [[piece.start, piece.stop, piece.blob, piece.texture] for piece in pieces]
-    write_json(folder / "model.json", {"size": len(data), "pieces": filed, "rest": content_hash(rest)})
+    write_json(folder / "model.json", {"size": len(data), "pieces": pieces, "rest": content_hash(rest)})
 
 
 def digest(folder: Path) -> str:
-    """Return a hash that folders share whose models are equal.
-
-    Raises:
-        FileNotFoundError: as `load`.
-    """
-    layout = _layout(folder)
-    own = "" if layout.rest is not None else str(folder)  # version 0.1 did not hash all of it
-    return content_hash(f"{layout}{own}".encode())
+    """Return a hash that folders share whose models are equal; raise `FileNotFoundError` as `load`."""
+    return content_hash(repr(sorted(read_json(folder / "model.json").items())).encode())
 
 
 def load(folder: Path, blobs: Path) -> mujoco.MjModel:
@@ -121,15 +119,7 @@ def load(folder: Path, blobs: Path) -> mujoco.MjModel:
     Raises:
         FileNotFoundError: if a file is gone or damaged; the caller compiles the model anew.
     """
-    return _model(folder, blobs, _layout(folder).pieces)
-
-
-def _model(folder: Path, blobs: Path, needed: list[Piece]) -> mujoco.MjModel:
-    try:
-        with _image(folder, blobs, needed) as path:
-            return mujoco.MjModel.from_binary_path(path)
-    except (ValueError, RuntimeError, mujoco.FatalError) as error:
-        raise FileNotFoundError(f"the compiled model in {folder} is damaged: {error}") from error
+    return _read(folder, blobs, painted=True)[0]
 
 
 def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int, Path]]:
@@ -140,102 +130,53 @@ def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int,
     Raises:
         FileNotFoundError: as `load`.
     """
-    pieces = _layout(folder).pieces
-    model = _model(folder, blobs, [piece for piece in pieces if piece.texture < 0])
-    painted = {piece.texture: piece for piece in pieces if piece.texture >= 0 and piece.blob}
-    for piece in painted.values():
+    model, pieces = _read(folder, blobs, painted=False)
+    textures = [piece for piece in pieces if piece.texture >= 0 and piece.blob]
+    for piece in textures:
         if not _has_size(piece.file(blobs), piece.stop - piece.start):
             raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
-    return model, {texture: piece.file(blobs) for texture, piece in painted.items()}
+    return model, {piece.texture: piece.file(blobs) for piece in textures}
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A model's image on disk."""
-
-    size: int
-    """Its bytes."""
-    pieces: list[Piece]
-    """Those with files of their own."""
-    rest: str | None
-    """Hash of the others; None in files of version 0.1."""
-
-
-def _layout(folder: Path) -> _Layout:
+def _read(folder: Path, blobs: Path, *, painted: bool) -> tuple[mujoco.MjModel, list[Piece]]:
+    """Put the image together in memory, where pieces that are left out are holes, which read as zeros."""
     layout = read_json(folder / "model.json")
+    pieces = [Piece(*fields) for fields in layout["pieces"]]
+    rest = memoryview(_read_exactly(folder / "model.rest", layout["rest"]))
+    image = anonymous_file(layout["size"])
     try:
-        return _Layout(layout["size"], [Piece(*fields) for fields in layout["pieces"]], layout.get("rest"))
-    except (AttributeError, LookupError, TypeError) as error:
-        raise FileNotFoundError(f"cached file {folder / 'model.json'} is damaged: {error!r}") from error
-
-
-@contextmanager
-def _image(folder: Path, blobs: Path, needed: list[Piece]) -> Iterator[str]:
-    """Context manager with the path of the image in memory; pieces not `needed` stay holes, which read as zeros."""
-    layout = _layout(folder)
-    pieces = layout.pieces
-    filed = sum(piece.stop - piece.start for piece in pieces)
-    rest = memoryview(read_exactly(folder / "model.rest", layout.size - filed, layout.rest))
-    with _memory_file(layout.size) as (handle, path):
         taken = end = 0
         for piece in pieces:
             between = piece.start - end
-            os.pwrite(handle, rest[taken : taken + between], end)
+            os.pwrite(image, rest[taken : taken + between], end)
             taken, end = taken + between, piece.stop
-        os.pwrite(handle, rest[taken:], end)
-        for piece in needed:
-            if piece.blob:
-                os.pwrite(handle, read_piece(piece.file(blobs), piece.stop - piece.start), piece.start)
-        yield path
+            if piece.blob and (painted or piece.texture < 0):
+                os.pwrite(image, read_piece(piece.file(blobs)), piece.start)
+        os.pwrite(image, rest[taken:], end)
+        return mujoco.MjModel.from_binary_path(f"/dev/fd/{image}"), pieces
+    finally:
+        os.close(image)
 
 
-@contextmanager
-def _memory_file(size: int) -> Iterator[tuple[int, str]]:
-    """Context manager with handle and path of a file of `size` zeros, in memory where the system offers that."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("compiled-model")
-        try:
-            os.ftruncate(handle, size)
-            yield handle, f"/proc/self/fd/{handle}"
-        finally:
-            os.close(handle)
-        return
-    with tempfile.NamedTemporaryFile() as stream:
-        stream.truncate(size)
-        yield stream.fileno(), stream.name
-
-
-def read_piece(file: Path, count: int) -> bytes:
-    """Return the `count` bytes of a piece, whose file bears their hash as its name.
+def read_piece(file: Path) -> bytes:
+    """Return the bytes of a piece, whose file bears their hash as its name.
 
     Raises:
         FileNotFoundError: if it is gone or damaged; a damaged one is removed, so that it is written anew.
     """
     try:
-        return read_exactly(file, count, file.name)
+        return _read_exactly(file, file.name)
     except FileNotFoundError:
         with suppress(OSError):
             file.unlink(missing_ok=True)
         raise
 
 
-def read_exactly(file: Path, count: int, digest: str | None) -> bytes:
-    """Return the `count` bytes of a file, which have the `digest`, if one is known.
-
-    Raises:
-        FileNotFoundError: if it is gone, shorter (as after an interrupted copy of the cache) or holds something else.
-    """
+def _read_exactly(file: Path, wanted: str) -> bytes:
     data = file.read_bytes()
-    if len(data) != count:
-        raise FileNotFoundError(f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes")
-    if digest is not None and content_hash(data) != digest:
+    if content_hash(data) != wanted:
         raise FileNotFoundError(f"cached piece {file} of a compiled model is damaged: it is not what was written")
     return data
-
-
-def _write_once(path: Path, data: memoryview) -> None:
-    if not _has_size(path, len(data)):
-        write_atomic(path, data)
 
 
 def _has_size(file: Path, size: int) -> bool:
@@ -246,14 +187,14 @@ def _has_size(file: Path, size: int) -> bool:
 
 
 def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:
-    """View of a texture's pixels, u8 `[width * height * channels]`."""
+    """Return a view of a texture's pixels, u8 `[width * height * channels]`."""
     start = int(model.tex_adr[tex])
     count = int(model.tex_width[tex]) * int(model.tex_height[tex]) * int(model.tex_nchannel[tex])
     return model.tex_data[start : start + count]
 
 
 def _large_pieces(model: mujoco.MjModel, data: bytearray) -> Iterator[tuple[int, int, int]]:
-    """Byte ranges worth filing on their own, ascending and disjoint, each with its texture or -1."""
+    """Yield byte ranges worth filing on their own, ascending and disjoint, each with its texture or -1."""
     textures = {int(start): tex for tex, start in enumerate(model.tex_adr)}
     searched = 0  # several arrays may hold equal bytes, so each is looked for behind the one before it
     for name, starts in LARGE_ARRAYS:
@@ -272,9 +213,52 @@ def _large_pieces(model: mujoco.MjModel, data: bytearray) -> Iterator[tuple[int,
 
 
 def _find(array: np.ndarray, data: bytearray, start: int) -> int:
-    """Where the bytes of `array` begin in `data`, at `start` or behind it; -1 where they do not."""
+    """Return where the bytes of `array` begin in `data`, at `start` or behind it; -1 where they do not."""
     flat = array.reshape(-1).view(np.uint8)
     found = data.find(flat[:MIN_BLOB].tobytes(), start)
     if found < 0 or np.array_equal(np.frombuffer(data, dtype=np.uint8)[found : found + flat.size], flat):
         return found
     return data.find(flat.tobytes(), found + 1)
+
+
+class Closable(Protocol):
+    """Anything that holds resources, such as those of GL."""
+
+    def close(self) -> None:
+        """Free them."""
+
+
+Loaded = TypeVar("Loaded", bound=Closable)
+
+
+class TaskCache(Generic[Loaded]):
+    """Loaded tasks of a process, shared by the slots that play them; those in use are never dropped.
+
+    Args:
+        load: loads a task; its arguments are the task's key.
+        num_spare: tasks kept beyond those in use, least recently used first to go.
+    """
+
+    def __init__(self, load: Callable[..., Loaded], num_spare: int) -> None:
+        self._load, self._num_spare = load, num_spare
+        self._loaded: OrderedDict[tuple[Hashable, ...], Loaded] = OrderedDict()
+        self._num_users: Counter[tuple[Hashable, ...]] = Counter()
+
+    def acquire(self, *key: Hashable) -> Loaded:
+        """Return the task, loaded now if need be; pair with `release`."""
+        if key not in self._loaded:
+            self._close_unused()
+            self._loaded[key] = self._load(*key)
+        self._loaded.move_to_end(key)
+        self._num_users[key] += 1
+        return self._loaded[key]
+
+    def release(self, *key: Hashable) -> None:
+        """End one slot's use of a task, which stays loaded while there is room."""
+        self._num_users[key] -= 1
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        unused = [key for key in self._loaded if not self._num_users[key]]
+        for key in unused[: max(0, len(unused) - self._num_spare)]:
+            self._loaded.pop(key).close()

@@ -7,9 +7,18 @@ looked up on the old surface. A mesh keeps as many triangles as its surface need
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 
+import mujoco
 import numpy as np
+
+from vla_gym.system.paths import content_hash, locked, read_hashed, write_hashed
 
 MIN_FACES = 2000
 """Smaller meshes are drawn as they are: handles and burner plates need all they have, and cost little."""
@@ -216,3 +225,59 @@ def _areas(triangle_F33: np.ndarray, part_F: np.ndarray, num_parts: int) -> np.n
 def _changed(old_P: np.ndarray, new_P: np.ndarray) -> np.ndarray:
     """Which parts are large enough to be seen and have another area."""
     return (old_P > LEAST_PART * old_P.sum()) & (np.abs(new_P - old_P) > MAX_PART_CHANGE * old_P)
+
+
+logger = logging.getLogger(__name__)
+
+
+def simple_meshes(model: mujoco.MjModel, root: Path, *, hidden_groups: Sequence[int] = ()) -> dict[int, Corners]:
+    """Return mesh id -> its simplified triangles, for the meshes that are drawn and worth it.
+
+    Args:
+        model: compiled model.
+        root: folder of the files; what is missing there is made now (a second per large mesh) and kept.
+        hidden_groups: geom groups that are not drawn.
+    """
+    drawn = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ~np.isin(model.geom_group, hidden_groups)
+    meshes = [int(mesh) for mesh in np.unique(model.geom_dataid[drawn]) if model.mesh_facenum[mesh] >= MIN_FACES]
+    return {mesh: _kept(mesh_corners(model, mesh), root) for mesh in meshes}
+
+
+def mesh_corners(model: mujoco.MjModel, mesh: int) -> Corners:
+    """Return the triangles of a model's mesh as MuJoCo uploads them (render_context.c:mjr_uploadMesh)."""
+    first = model.mesh_faceadr[mesh]
+    rows = slice(first, first + model.mesh_facenum[mesh])
+    texcoord = None
+    if model.mesh_texcoordadr[mesh] >= 0:
+        texcoord = model.mesh_texcoord[model.mesh_texcoordadr[mesh] + model.mesh_facetexcoord[rows].ravel()]
+    return Corners(
+        vertex_C3=model.mesh_vert[model.mesh_vertadr[mesh] + model.mesh_face[rows].ravel()],
+        normal_C3=model.mesh_normal[model.mesh_normaladr[mesh] + model.mesh_facenormal[rows].ravel()],
+        texcoord_C2=texcoord,
+    )
+
+
+def _kept(mesh: Corners, root: Path) -> Corners:
+    parts = [part.tobytes() for part in asdict(mesh).values() if part is not None]
+    key = content_hash(b"".join([repr((SETTINGS, version("fast-simplification"))).encode(), *parts]))
+    file = root / key[:2] / key
+    with suppress(FileNotFoundError):  # also of what is damaged
+        return _unpack(read_hashed(file))
+    with locked(root / "simplifying.lock"):
+        with suppress(FileNotFoundError):
+            return _unpack(read_hashed(file))  # another worker has made it meanwhile
+        logger.info("simplifying a mesh of %d triangles (once per machine)", len(mesh.vertex_C3) // 3)
+        simple = simplify(mesh)
+        write_hashed(file, _pack(simple))
+        return simple
+
+
+def _pack(mesh: Corners) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **{name: part for name, part in asdict(mesh).items() if part is not None})
+    return stream.getvalue()
+
+
+def _unpack(content: bytes) -> Corners:
+    with np.load(io.BytesIO(content), allow_pickle=False) as parts:
+        return Corners(parts["vertex_C3"], parts["normal_C3"], parts.get("texcoord_C2"))

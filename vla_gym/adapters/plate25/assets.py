@@ -15,7 +15,7 @@ from pathlib import Path
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES
 from vla_gym.adapters.plate25.runs import Run
 from vla_gym.errors import MissingDependency
-from vla_gym.system.cache import cache_dir
+from vla_gym.system.paths import cache_dir
 
 VARIABLE = "MANISKILL_ASSET_DIR"
 DOWNLOAD = "python -m vla_gym.adapters.plate25.download"

@@ -22,7 +22,7 @@ from typing import Any
 
 from vla_gym.adapters.plate25.assets import ROBOT_FILE, VARIABLE
 from vla_gym.errors import BadValue, VLAZooError
-from vla_gym.system.cache import cache_dir
+from vla_gym.system.paths import cache_dir
 
 PACK_REPO, PACK_FOLDER = "RLinf/maniskill_assets", "carrot"
 TABLE_REPO, TABLE_ZIP = "haosulab/ManiSkill_bridge_v2_real2sim", "bridge_v2_real2sim_dataset.zip"

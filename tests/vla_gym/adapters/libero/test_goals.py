@@ -13,7 +13,7 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
 from vla_gym.adapters.libero.goals import Condition, goal_satisfied  # noqa: E402
-from vla_gym.system.cache import read_json, write_atomic  # noqa: E402
+from vla_gym.system.paths import read_json, write_atomic  # noqa: E402
 
 pytestmark = pytest.mark.sim
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark
-from vla_gym.workers.environment import worker_environment
+from vla_gym.workers.process_pool import worker_environment
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 RECORDER = Path(__file__).with_name("libero_recorder.py")

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("mujoco", reason="needs the libero extra")
 import mujoco
 
-from vla_gym.adapters.libero import loaded_task
+from vla_gym.adapters.libero import simulator
 from vla_gym.adapters.libero.compile import CompiledTask, StoredModel
-from vla_gym.adapters.libero.loaded_task import LoadedTask, Start, StartCache
 from vla_gym.adapters.libero.osc import ArmIndex
+from vla_gym.adapters.libero.simulator import LoadedTask, Start, StartCache
 from vla_gym.adapters.libero.upstream import Lamp
-from vla_gym.adapters.mujoco.task_cache import TaskCache
+from vla_gym.adapters.mujoco.model_store import TaskCache
 
 pytestmark = pytest.mark.sim
 
@@ -68,8 +68,8 @@ def test_tasks_with_one_model_share_it_until_the_last_is_closed(monkeypatch: pyt
         return use(tasks[task])
 
     monkeypatch.setattr(StoredModel, "load", load)
-    monkeypatch.setattr(loaded_task, "compiled_task", compiled_task)
-    monkeypatch.setattr(loaded_task, "SCENES", TaskCache(loaded_task.LoadedScene, num_spare=0))
+    monkeypatch.setattr(simulator, "compiled_task", compiled_task)
+    monkeypatch.setattr(simulator, "SCENES", TaskCache(simulator.LoadedScene, num_spare=0))
     stove, book = (LoadedTask("libero_90", task, 64, ()) for task in ("stove", "book"))
     stove.scene.model.site_rgba[0, 3] = 1.0  # it glows
     bowl = LoadedTask("libero_90", "bowl", 64, ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from vla_gym.adapters.libero.placements import (
     draw_start,
     start_generator,
 )
-from vla_gym.system.cache import read_json, write_atomic
+from vla_gym.system.paths import read_json, write_json
 
 HALF = math.sqrt(0.5)
 CUP = Placing(
@@ -147,5 +146,5 @@ def test_regions_survive_json(tmp_path: Path) -> None:
     full = dataclasses.replace(
         REGIONS, placings=(CUP, dataclasses.replace(CUP, on="cup", ride=Ride(span=0, way_3=(1.0, 0.0, 0.0))))
     )
-    write_atomic(tmp_path / "regions.json", json.dumps(dataclasses.asdict(full)).encode())
+    write_json(tmp_path / "regions.json", dataclasses.asdict(full))
     assert StartRegions.from_json(read_json(tmp_path / "regions.json")) == full

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark, list_envs
-from vla_gym.adapters.libero.pro_tasks import BASES, PERTURBATIONS, pro_suites
+from vla_gym.adapters.libero.tasks import BASES, PERTURBATIONS, pro_suites
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import check_instruction
 

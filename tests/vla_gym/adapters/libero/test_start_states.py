@@ -15,7 +15,7 @@ import pytest
 from vla_gym import find_benchmark, make_vec
 from vla_gym.adapters.libero.tasks import MOST_STARTS
 from vla_gym.errors import BadValue, UnknownName
-from vla_gym.workers.environment import worker_environment
+from vla_gym.workers.process_pool import worker_environment
 
 pytestmark = pytest.mark.sim
 PROBE = Path(__file__).with_name("libero_starts_probe.py")

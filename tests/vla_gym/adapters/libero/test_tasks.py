@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero.pro_tasks import libero_pro_benchmark
-from vla_gym.adapters.libero.tasks import PROTOCOLS, SUITES, libero_benchmark, sentence
+from vla_gym.adapters.libero.tasks import PROTOCOLS, SUITES, libero_benchmark, libero_pro_benchmark, sentence
 from vla_gym.errors import BadValue, UnknownName
 
 pytestmark = pytest.mark.sim  # reads the installed package's tables; starts no simulator

@@ -234,7 +234,7 @@ def test_physics_and_pictures_are_on_the_rank_s_own_gpu(
 def envs(monkeypatch: pytest.MonkeyPatch) -> Iterator[vla_gym.VLAVectorEnv]:
     """What `make_vec(..., physics="gpu")` makes, but for the physics, its start states drawn in a worker."""
     from vla_gym.system import vulkan
-    from vla_gym.workers import environment as worker_environment
+    from vla_gym.workers import process_pool as worker_environment
 
     monkeypatch.setattr(worker_environment, "gpu_physics_environment", vulkan.sapien_environment)
     asked = maniskill_benchmark("ManiSkill/PickCube", physics="gpu")

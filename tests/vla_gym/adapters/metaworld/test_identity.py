@@ -14,7 +14,7 @@ import pytest
 
 from vla_gym.adapters.metaworld.tasks import ML45_TEST, MT10, TASKS, expert_name, metaworld_benchmark
 from vla_gym.specs import StartState
-from vla_gym.workers.environment import worker_environment
+from vla_gym.workers.process_pool import worker_environment
 
 pytest.importorskip("metaworld")
 pytestmark = [
@@ -42,7 +42,7 @@ def expert(task: str) -> Any:
 def check_task(task: str) -> None:
     import metaworld
 
-    from vla_gym.adapters.metaworld.task_env import make_env, start_vectors
+    from vla_gym.adapters.metaworld.simulator import make_env, start_vectors
 
     env: Any = make_env(task)
     generator_before = np.random.get_state()[1].tolist()

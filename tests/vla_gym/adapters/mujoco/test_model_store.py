@@ -1,8 +1,7 @@
-"""Models on disk: read back whole, and not there when a file is damaged."""
+"""Models on disk: read back whole, and not there when a file is damaged; loaded tasks; MuJoCo's warnings."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,87 +9,9 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
 from vla_gym.adapters.mujoco import model_store  # noqa: E402
-
-pytestmark = pytest.mark.sim
+from vla_gym.adapters.mujoco.model_store import TaskCache, log_warnings  # noqa: E402
 
 SCENE = """<mujoco>
-  <asset>
-    <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
-    <material name="a" texture="a"/>
-  </asset>
-  <worldbody><geom type="box" size=".4 .4 .1" material="a"/></worldbody>
-</mujoco>"""
-
-
-def test_a_piece_cut_short_is_not_there(tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
-    loaded = model_store.load(tmp_path / "scene", tmp_path / "pieces")
-    np.testing.assert_array_equal(loaded.tex_data, model.tex_data)
-    _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
-    files[0].write_bytes(files[0].read_bytes()[:-1])
-    for load in (model_store.load, model_store.load_unpainted):
-        with pytest.raises(FileNotFoundError, match="cut short"):
-            load(tmp_path / "scene", tmp_path / "pieces")
-
-
-@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
-@pytest.mark.parametrize("keep", [None, 0, 9])
-def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(
-    name: str, keep: int | None, tmp_path: Path
-) -> None:
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
-    model_store.save(model, scene, pieces)
-    _, files = model_store.load_unpainted(scene, pieces)
-    file = files[0] if name == "piece" else scene / name
-    whole = file.read_bytes()
-    file.unlink()
-    if keep is not None:
-        file.write_bytes(whole[:keep])
-    for load in (model_store.load, model_store.load_unpainted):
-        with pytest.raises(FileNotFoundError, match=str(file)):
-            load(scene, pieces)
-    model_store.save(model, scene, pieces)
-    assert file.read_bytes() == whole
-    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)
-
-
-@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
-@pytest.mark.parametrize("damage", ["zeros", "one bit"])
-def test_bytes_that_are_not_what_was_written_are_not_taken(name: str, damage: str, tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
-    model_store.save(model, scene, pieces)
-    _, files = model_store.load_unpainted(scene, pieces)
-    file = files[0] if name == "piece" else scene / name
-    whole = file.read_bytes()
-    half = len(whole) // 2
-    flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
-    file.write_bytes(bytes(len(whole)) if damage == "zeros" else flipped)
-    with pytest.raises(FileNotFoundError, match=str(file)):
-        model_store.load(scene, pieces)
-    model_store.save(model, scene, pieces)
-    assert file.read_bytes() == whole
-    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)
-
-
-def test_models_of_version_0_1_are_read_without_hashes(tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    model_store.save(model, tmp_path, tmp_path / "pieces")
-    layout = json.loads((tmp_path / "model.json").read_text().partition("\n")[0])
-    del layout["rest"]
-    (tmp_path / "model.json").write_text(json.dumps(layout))
-    np.testing.assert_array_equal(model_store.load(tmp_path, tmp_path / "pieces").tex_data, model.tex_data)
-
-
-def image(model: mujoco.MjModel) -> bytes:
-    data = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
-    mujoco.mj_saveModel(model, None, data)
-    return data.tobytes()
-
-
-TEXTURES = """<mujoco>
   <asset>
     <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
     <texture name="b" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 0 1" width="128" height="128"/>
@@ -99,16 +20,44 @@ TEXTURES = """<mujoco>
     <texture name="e" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="256" height="256"/>
     <material name="a" texture="a"/> <material name="b" texture="b"/> <material name="c" texture="c"/>
   </asset>
+  <worldbody><body><freejoint/><geom type="box" size=".4 .4 .1" material="a"/></body></worldbody>
 </mujoco>"""
 
 
+def image(model: mujoco.MjModel) -> bytes:
+    data = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
+    mujoco.mj_saveModel(model, None, data)
+    return data.tobytes()
+
+
 def test_a_model_is_read_back_byte_for_byte(tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(TEXTURES)
+    model = mujoco.MjModel.from_xml_string(SCENE)
     model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
     assert image(model_store.load(tmp_path / "scene", tmp_path / "pieces")) == image(model)
     _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
     assert sorted(files) == [0, 1, 2, 4]  # the black one is not filed
     assert files[0] == files[2] != files[1]
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut short", "one bit"])
+def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(name: str, damage: str, tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
+    model_store.save(model, scene, pieces)
+    _, files = model_store.load_unpainted(scene, pieces)
+    file = files[0] if name == "piece" else scene / name
+    whole = file.read_bytes()
+    half = len(whole) // 2
+    flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes({"empty": b"", "cut short": whole[:9], "one bit": flipped}[damage])
+    with pytest.raises(FileNotFoundError, match=str(file)):
+        model_store.load(scene, pieces)
+    model_store.save(model, scene, pieces)
+    assert file.read_bytes() == whole
+    assert image(model_store.load(scene, pieces)) == image(model)
 
 
 def test_equal_models_have_one_digest(tmp_path: Path) -> None:
@@ -120,15 +69,10 @@ def test_equal_models_have_one_digest(tmp_path: Path) -> None:
     assert digest("again", SCENE) == scene
     assert digest("moved", SCENE.replace("size", 'pos="0 0 1" size')) != scene
     assert digest("painted", SCENE.replace("1 0 0", "1 1 0")) != scene
-    layout = json.loads((tmp_path / "scene" / "model.json").read_bytes().rpartition(b"\n#")[0])
-    del layout["rest"]
-    for name in ("scene", "again"):
-        (tmp_path / name / "model.json").write_text(json.dumps(layout))  # version 0.1, which may have another rest
-    assert model_store.digest(tmp_path / "scene") != model_store.digest(tmp_path / "again")
 
 
-def test_materials_share_the_first_of_equal_textures(tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(TEXTURES)
+def test_materials_share_the_first_of_equal_textures() -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
     model_store.share_textures(model)
     assert model.mat_texid[:, mujoco.mjtTextureRole.mjTEXROLE_RGB].tolist() == [0, 1, 0]
     assert model.tex_width.tolist() == [128, 128, 1, 128, 256]
@@ -142,3 +86,63 @@ def test_an_array_that_begins_like_another_is_found_where_all_of_it_is() -> None
     assert model_store._find(array, data, 0) == 6 + array.size
     assert model_store._find(other, data, 0) == 6
     assert model_store._find(other, data, 7) == -1
+
+
+def test_an_unstable_simulation_is_logged_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log_warnings()
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    data = mujoco.MjData(model)
+    data.qpos[0] = float("nan")
+    mujoco.mj_step(model, data)
+    assert "MuJoCo: Nan, Inf or huge value in QPOS" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+events: list[str] = []
+
+
+class Loaded:
+    def __init__(self, name: str, size: int) -> None:
+        self.name = f"{name} at {size}"
+        if name == "broken":
+            raise OSError("no such file")
+        events.append(f"load {self.name}")
+
+    def close(self) -> None:
+        events.append(f"close {self.name}")
+
+
+@pytest.fixture
+def cache() -> TaskCache[Loaded]:
+    events.clear()
+    return TaskCache(Loaded, num_spare=1)
+
+
+def test_slots_of_one_task_share_it(cache: TaskCache[Loaded]) -> None:
+    assert cache.acquire("reach", 64) is cache.acquire("reach", 64)
+    assert cache.acquire("reach", 96) is not cache.acquire("reach", 64)
+    assert events == ["load reach at 64", "load reach at 96"]
+
+
+def test_one_task_more_is_kept_and_then_the_least_recently_used_goes(cache: TaskCache[Loaded]) -> None:
+    for name in ("a", "b"):
+        cache.acquire(name, 1)
+        cache.release(name, 1)
+    assert events == ["load a at 1", "load b at 1", "close a at 1"]
+    cache.acquire("b", 1)  # kept, so not loaded again
+    cache.acquire("c", 1)
+    cache.acquire("c", 1)
+    cache.release("c", 1)
+    cache.acquire("d", 1)  # b and c are in use
+    cache.release("b", 1)
+    cache.release("d", 1)
+    assert events[3:] == ["load c at 1", "load d at 1", "close b at 1"]
+
+
+def test_a_task_that_does_not_load_is_not_in_use(cache: TaskCache[Loaded]) -> None:
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such file"):
+            cache.acquire("broken", 1)

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+pytest.importorskip("mujoco", reason="needs the libero extra")
 pytest.importorskip("fast_simplification", reason="needs the libero extra")
-from round_mesh import sphere
+import mujoco
 
-from vla_gym.adapters.mujoco import simple_meshes
+from vla_gym.adapters.libero.tasks import libero_benchmark
+from vla_gym.adapters.mujoco import simple_meshes as module
 from vla_gym.adapters.mujoco.simple_meshes import (
     Corners,
     directions,
     dress,
+    mesh_corners,
     nearest,
+    simple_meshes,
     simplify,
     spread,
     turn,
 )
+from vla_gym.workers.process_pool import worker_environment
+
+pytestmark = pytest.mark.sim
 
 SQUARE = np.array([[[0, 0, 0], [2, 0, 0], [2, 2, 0]], [[0, 0, 0], [2, 2, 0], [0, 2, 0]]], dtype=float)
 """Two triangles that face up."""
 
 
-def test_directions_and_areas() -> None:
-    normal, area = directions(np.concatenate([SQUARE, SQUARE[:1, ::-1], np.zeros((1, 3, 3))]))
-    np.testing.assert_array_equal(normal, [[0, 0, 1], [0, 0, 1], [0, 0, -1], [0, 0, 0]])
-    np.testing.assert_array_equal(area, [2, 2, 2, 0])
+def sphere(rings: int) -> Corners:
+    """A unit sphere of 4 rings^2 triangles; the texture's u is x, so that looked-up values can be checked."""
+    turns, heights = np.meshgrid(np.linspace(0, 2 * np.pi, 2 * rings + 1), np.linspace(0, np.pi, rings + 1))
+    grid = np.stack([np.sin(heights) * np.cos(turns), np.sin(heights) * np.sin(turns), np.cos(heights)], axis=-1)
+    a, b, c, d = grid[:-1, :-1], grid[1:, :-1], grid[1:, 1:], grid[:-1, 1:]
+    vertex_C3 = np.concatenate([np.stack([a, b, c], axis=2), np.stack([a, c, d], axis=2)]).reshape(-1, 3)
+    vertex_C3 = np.where(np.abs(vertex_C3) < 1e-9, 0.0, vertex_C3).astype(np.float32)
+    return Corners(vertex_C3, vertex_C3, vertex_C3[:, :2].copy())
 
 
 def test_a_point_finds_the_triangle_under_it_and_its_weights() -> None:
@@ -55,7 +71,7 @@ def test_a_large_triangle_is_found_from_its_corner_beside_many_small_ones() -> N
 
 
 def test_points_of_a_surface_are_spread_by_area(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simple_meshes, "NUM_SAMPLES", 10)
+    monkeypatch.setattr(module, "NUM_SAMPLES", 10)
     sample, face = spread(np.concatenate([SQUARE[:1], SQUARE[:1] / 2 + [5, 0, 0], np.zeros((1, 3, 3))]))
     np.testing.assert_allclose(sample[:3], [[4 / 3, 2 / 3, 0], [5 + 2 / 3, 1 / 3, 0], [0, 0, 0]])  # the middles
     assert np.bincount(face).tolist() == [25, 7, 1]  # one each, and 30 as 2 to 0.5 to 0
@@ -107,11 +123,97 @@ def test_a_sphere_of_a_tenth_of_the_triangles_is_still_one() -> None:
 
 
 def test_what_cannot_keep_its_directions_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simple_meshes, "MAX_TURN", -1.0)
+    monkeypatch.setattr(module, "MAX_TURN", -1.0)
     mesh = sphere(40)
     assert simplify(mesh) is mesh
 
 
-def test_a_mesh_without_texture_stays_without() -> None:
-    mesh = sphere(30)
-    assert simplify(Corners(mesh.vertex_C3, mesh.normal_C3, None)).texcoord_C2 is None
+def scene(rings: int = 25) -> str:
+    """A ball of 4 rings^2 triangles, with a texture and without, and a group that is not drawn."""
+    ball = sphere(rings)
+    vertex_V3, face_C = np.unique(ball.vertex_C3.round(6), axis=0, return_inverse=True)
+    faces = face_C.reshape(-1, 3)
+    faces = faces[(faces != np.roll(faces, 1, axis=1)).all(axis=1)]
+    vertex, face = (" ".join(map(str, part.ravel().tolist())) for part in (vertex_V3, faces))
+    texcoord = " ".join(map(str, vertex_V3[:, :2].ravel().tolist()))
+    return f"""<mujoco>
+      <asset>
+        <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="64" height="64"/>
+        <material name="a" texture="a"/>
+        <mesh name="dressed" vertex="{vertex}" face="{face}" texcoord="{texcoord}"/>
+        <mesh name="bare" vertex="{vertex}" face="{face}"/>
+        <mesh name="unseen" vertex="{vertex}" face="{face}" scale="2 2 2"/>
+      </asset>
+      <worldbody>
+        <light pos="0 0 5" castshadow="false"/><camera name="above" pos="0 0 5"/>
+        <geom type="mesh" mesh="dressed" pos="-1 0 0" material="a"/><geom type="mesh" mesh="bare" pos="1 0 0"/>
+        <geom type="mesh" mesh="unseen" group="3"/>
+      </worldbody>
+    </mujoco>"""
+
+
+def test_drawn_meshes_are_simplified_once_and_again_where_the_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mujoco.MjModel.from_xml_string(scene())
+    made: list[int] = []
+
+    def simplify(mesh: Corners) -> Corners:
+        made.append(len(mesh.vertex_C3))
+        return mesh
+
+    monkeypatch.setattr(module, "simplify", simplify)
+    first = simple_meshes(model, tmp_path, hidden_groups=(3,))
+    assert sorted(first) == [model.mesh("dressed").id, model.mesh("bare").id]
+    assert made == [3 * model.mesh_facenum[0]] * 2
+    again = simple_meshes(model, tmp_path, hidden_groups=(3,))
+    assert len(made) == 2
+    for mesh in first:
+        np.testing.assert_array_equal(again[mesh].vertex_C3, first[mesh].vertex_C3)
+        np.testing.assert_array_equal(again[mesh].normal_C3, mesh_corners(model, mesh).normal_C3)
+    assert again[model.mesh("bare").id].texcoord_C2 is None
+    damaged = max(tmp_path.glob("??/*"), key=lambda file: file.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert len(simple_meshes(model, tmp_path, hidden_groups=(3,))) == 2
+    assert len(made) == 3
+
+
+def test_small_meshes_stay_as_they_are(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(scene(rings=20))  # 1560 triangles
+    assert simple_meshes(model, tmp_path) == {}
+
+
+DRAW = """
+import sys
+import mujoco, numpy as np
+from vla_gym.adapters.mujoco.camera import Camera, Poses
+from vla_gym.adapters.mujoco.simple_meshes import simplify
+from vla_gym.adapters.mujoco.simple_meshes import mesh_corners as corners
+
+def picture(meshes):
+    model = mujoco.MjModel.from_xml_path(sys.argv[1])
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    camera = Camera(model, ("above",), 64, hidden_groups=(3,), meshes={m: change(corners(model, m)) for m in meshes})
+    assert (model.mesh_facenum > 2000).all()
+    picture = camera.render(Poses.of(data))[0]
+    camera.close()
+    return picture
+
+change = lambda mesh: mesh
+expected = picture(())
+assert expected.std() > 20
+np.testing.assert_array_equal(picture((0, 1)), expected)
+change = simplify
+error = ((picture((0, 1)).astype(float) - expected) ** 2).mean()
+assert 0 < error < 40, error  # 32 dB
+print("done")
+"""
+
+
+def test_a_mesh_in_place_of_itself_looks_the_same(tmp_path: Path) -> None:
+    (tmp_path / "scene.xml").write_text(scene())
+    environment = worker_environment(libero_benchmark("LIBERO-Spatial"), os.environ, worker=0, num_workers=1)
+    command = [sys.executable, "-c", DRAW, str(tmp_path / "scene.xml")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.endswith("done\n"), done.stderr

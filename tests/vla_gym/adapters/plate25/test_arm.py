@@ -22,8 +22,7 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
     )
     from mani_skill.envs.utils.system.backend import parse_sim_and_render_backend
 
-    from vla_gym.adapters.plate25.arm import START_QPOS, Arm
-    from vla_gym.adapters.plate25.scene import TIMESTEP, set_process_settings
+    from vla_gym.adapters.plate25.scene import START_QPOS, TIMESTEP, Arm, set_process_settings
 
     urdf = sample / "widowx" / "wx250s.urdf"
     monkeypatch.setattr(WidowX250SBridgeDatasetFlatTable, "urdf_path", str(urdf))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vla_gym.adapters.plate25.pictures import bilinear, box_of, green_screen, letterbox, mix
+from vla_gym.adapters.plate25.images import bilinear, box_of, green_screen, letterbox, mix
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25.progress import Progress, grips, lies_on, task_progress, world_box
+from vla_gym.adapters.plate25.simulator import Progress, grips, lies_on, task_progress, world_box
 
 PLATE = np.array([0.11, 0.11, 0.006])
 CUBE = np.array([0.04, 0.04, 0.04])

@@ -82,7 +82,7 @@ def test_an_episode_is_the_same_bit_for_bit_whatever_came_before(bare: Path) -> 
 
 
 def test_robot_and_objects_are_shown_as_drawn(bare: Path) -> None:
-    from vla_gym.adapters.plate25 import pictures
+    from vla_gym.adapters.plate25 import images as pictures
 
     sim = simulator(render_quality="full")
     sim.reset(START)
@@ -148,7 +148,7 @@ def lay_on_plate(sim: Any) -> None:
 
 
 def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
-    from vla_gym.adapters.plate25.progress import Progress
+    from vla_gym.adapters.plate25.simulator import Progress
 
     sim = simulator()
     sim.reset(START)
