@@ -1,13 +1,14 @@
 """`python -m zoo.optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
 
 Every trial is a run of `zoo.train` in a process of its own, with several seeds if asked; what counts is the success of
-its last evaluation. The study is a file: a search that was stopped (Ctrl-C, SIGTERM, a terminal that is gone) goes on,
+its last evaluation. The study is a file: a search that was stopped (Ctrl-C, SIGTERM) is resumed by the same command,
 and several processes may share it, all with the same settings.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 import shlex
 import signal
@@ -16,33 +17,29 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.errors import BadValue, MissingDependency, shown
 from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
-from zoo.config.algorithm_configs import check_algorithm
+from zoo.config.algorithm_configs import ALGORITHMS, check_algorithm
 from zoo.config.gym_packages import import_gym_packages
-from zoo.config.run_config import RunConfig, to_plain
-from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space
-from zoo.config.settings import Seed, check_value, yaml_line
+from zoo.config.run_config import RunConfig, check_settings, to_plain
+from zoo.config.settings import Seed, annotations_of, check_value, yaml_line
 from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
-from zoo.runs.study import STUDY_FILE, completed_trials, database, opened
 from zoo.train import parser as train_parser
 from zoo.training.run_plan import RunPlan, check_startable
+from zoo.yaml_text import parse_yaml, read_yaml_mapping
 
-if TYPE_CHECKING:
-    from optuna import Study, Trial
-
-BEST_FILE, TRIALS_FILE = "best.yml", "trials.csv"
+STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
 _NOT_TRAINS = {
     **dict.fromkeys(("algo", "env", "n_timesteps", "log_folder"), "give it before --"),
     "seed": "give --seed and --n-seeds before --",
@@ -84,6 +81,42 @@ def parser() -> OneLineParser:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """Numbers from `low` to `high`."""
+
+    low: float
+    """Smallest."""
+    high: float
+    """Largest."""
+    log: bool = False
+    """Whether every order of magnitude is as likely as another."""
+
+
+Choice = tuple[Any, ...]
+"""One of these values."""
+Space = Mapping[str, Span | Choice]
+"""Setting -> its distribution."""
+
+_SHARED: Space = {
+    "learning_rate": Span(low=1e-5, high=1e-3, log=True),
+    "n_epochs": (1, 2, 3, 5),
+    "clip_range": (0.1, 0.2, 0.3),
+    "max_grad_norm": (0.5, 1.0, 5.0),
+}
+SPACES: Mapping[str, Space] = {
+    "ppo": {
+        **_SHARED,
+        "gamma": (0.9, 0.95, 0.99, 1.0),
+        "gae_lambda": (0.9, 0.95, 1.0),
+        "ent_coef": Span(low=1e-5, high=1e-2, log=True),
+        "vf_coef": (0.1, 0.5, 1.0),
+    },
+    "grpo": {**_SHARED, "clip_range_high": (0.2, 0.28, 0.4)},
+}
+"""Algorithm -> its space without `--space`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """The part that all trials share."""
 
@@ -107,7 +140,7 @@ class Search:
         """Where the study and the trials' runs go."""
         return self.log_folder / self.algo / f"{folder_name(self.env)}_optimize"
 
-    def success(self, trial: Trial) -> float:
+    def success(self, trial: Any) -> float:
         """Train with drawn settings, one run per seed; mean success of the last evaluations.
 
         Raises `BadValue` with the run's own last line when one fails.
@@ -199,8 +232,8 @@ def run(argv: Sequence[str]) -> int:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
     with database(search.folder / STUDY_FILE):
         enough = MaxTrialsCallback(args.n_trials, states=(TrialState.COMPLETE,))  # those of other processes count too
-        with _signals_interrupt():
-            study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial, enough])
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the training of a trial, too
+        study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial, enough])
         _write_best(search, study)
     return 0
 
@@ -221,20 +254,64 @@ def _trained(argv: Sequence[str]) -> tuple[int, str]:
 
 
 @contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Context manager in which SIGTERM, and SIGHUP unless it is ignored, interrupt as Ctrl-C does."""
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
-        numbers.append(signal.SIGHUP)
-    former = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+def database(file: Path) -> Iterator[None]:
+    """Context manager in which what a study's database raises becomes a `BadValue` that names the file."""
+    from optuna.exceptions import OptunaError
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         yield
+    except (SQLAlchemyError, OptunaError, ValueError, LookupError) as error:
+        if isinstance(error, BadValue):
+            raise
+        # SQLite's own words are inside SQLAlchemy's error, and that may be inside Optuna's.
+        inner = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None)
+        reason = (str(inner or error).splitlines() or [type(error).__name__])[0]
+        raise BadValue(
+            f"the study '{file}' cannot be used: {reason}. Move it away to search anew, or take another -f DIR"
+        ) from error
+
+
+@contextmanager
+def opened(folder: Path, name: str, seed: int) -> Iterator[Any]:
+    """Context manager that opens, or begins, Optuna's study `name` of a folder; other processes wait until it ends.
+
+    The sampler draws from `seed` plus the number of trials: a resumed search would otherwise draw the first ones again.
+    Raises `BadValue` for a file that is no study, is damaged, or cannot be written.
+    """
+    import optuna
+    from sqlalchemy import URL
+
+    # Its warning of a trial that failed is a traceback; commands print the error in one line.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / STUDY_FILE
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with database(file):
+            # Not put together by hand: `?`, `%` and braces mean something in an address.
+            address = URL.create("sqlite", database=str(file)).render_as_string()
+            storage = optuna.storages.RDBStorage(address)
+            study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+            study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+            if completed_trials(study):
+                _ = study.best_trial  # read now, not after a trial has been trained
+            yield study
+            storage.remove_session()
+            storage.engine.dispose()  # closes the database, which SQLAlchemy would keep open
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        os.close(lock)
 
 
-def draw(trial: Trial, space: Space) -> dict[str, Any]:
+def completed_trials(study: Any) -> list[Any]:
+    """Return the completed trials; one that failed does not count, another takes its place."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+
+
+def draw(trial: Any, space: Space) -> dict[str, Any]:
     """Return one value of every setting, as Optuna's sampler suggests."""
     for name, distribution in space.items():
         if isinstance(distribution, Span):
@@ -245,7 +322,7 @@ def draw(trial: Trial, space: Space) -> dict[str, Any]:
     return drawn_values(trial.params, space)
 
 
-def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -> None:
+def _check_settings(search: Search, study: Any, settings: Mapping[str, str]) -> None:
     """Write `settings` to a new study; raise `BadValue` for a study of others."""
     # Trials first: another process of this search notes its settings before it begins one.
     unknown: Mapping[str, str] = {} if study.trials else settings
@@ -264,7 +341,7 @@ def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -
     study.set_user_attr(_SETTINGS, dict(settings))
 
 
-def _print_trial(study: Study, trial: Any) -> None:
+def _print_trial(study: Any, trial: Any) -> None:
     shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
     settings = " ".join(f"{name}:{value}" for name, value in shown.items())
     print(
@@ -273,7 +350,7 @@ def _print_trial(study: Study, trial: Any) -> None:
     )
 
 
-def _write_best(search: Search, study: Study) -> None:
+def _write_best(search: Search, study: Any) -> None:
     """`trials.csv`, and the best trial as settings for `-params` and `hyperparams/*.yml`."""
     completed = completed_trials(study)
     if not completed:
@@ -292,6 +369,55 @@ def _write_best(search: Search, study: Study) -> None:
     argv = search.argv(search.seeds[0], search.log_folder, drawn)
     print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
     print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
+
+
+def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
+    return {
+        name: params[name] if isinstance(kind, Span) else parse_yaml(params[name], f"{name} of a trial")
+        for name, kind in space.items()
+    }
+
+
+def described(space: Space) -> dict[str, str]:
+    """Return setting -> distribution, as a `--space` file writes it."""
+    return {name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind)) for name, kind in space.items()}
+
+
+def read_space(file: Path, algo: str) -> Space:
+    """Read a YAML file: `learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}` or `n_epochs: [1, 2, 3]`.
+
+    Raises `BadValue` for a file that cannot be read and for anything that is neither, `UnknownName` for a setting
+    that the algorithm does not have.
+    """
+    what = f"settings of {algo} to what to draw them from"
+    entries = read_yaml_mapping(file, what, f"--space {file}")
+    if not entries:
+        raise BadValue(f"--space {file} must map {what}, and holds none")
+    space = {str(name): _kind(str(name), entry, file) for name, entry in entries.items()}
+    for name, kind in space.items():
+        ends = (kind.low, kind.high) if isinstance(kind, Span) else kind
+        for value in ends:
+            check_settings(algo, {name: value}, f"--space {file}")
+        if name not in annotations_of(ALGORITHMS[algo]):
+            raise BadValue(f"--space {file}: '{name}' is no setting of {algo} itself; give it with -params")
+    return space
+
+
+def _kind(name: str, entry: object, file: Path) -> Span | Choice:
+    if isinstance(entry, list) and entry:
+        return tuple(entry)
+    if isinstance(entry, dict) and {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
+        try:
+            span = Span(low=float(entry["low"]), high=float(entry["high"]), log=bool(entry.get("log", False)))
+        except (TypeError, ValueError, OverflowError):
+            span = None
+        if span is not None and span.low < span.high and (span.low > 0 or not span.log):
+            return span
+    raise BadValue(
+        f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
+        f"(and low > 0 with log), got {shown(entry)}"
+    )
 
 
 if __name__ == "__main__":
