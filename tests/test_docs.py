@@ -135,11 +135,6 @@ def test_python_examples_are_python_and_import_what_exists(page: Path) -> None:
                 assert name is None or hasattr(import_module(module), name), f"{module}.{name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_has_a_gap_to_be_filled(page: Path) -> None:
-    assert not re.findall(r"\b(?:XX\w*|TODO|TBD|FIXME)\b", page.read_text(encoding="utf-8"))
-
-
 def shown_commands(page: str) -> Iterator[list[str]]:
     """Yield the words behind `vla-zoo` of every command of ours in a page's shell blocks."""
     for block in re.findall(r"^```(?:bash|sh)\n(.*?)^```$", page, flags=re.M | re.S):
@@ -168,20 +163,6 @@ def test_commands_shown_are_commands(page: Path) -> None:
             check_command(words)
         except (VLAZooError, KeyError) as error:
             pytest.fail(f"{' '.join(words)}: {error}")
-
-
-def options() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (command, names) of every option of the commands."""
-    for command, (module, _) in COMMANDS.items():
-        for action in import_module(module).parser()._actions:
-            if action.option_strings and action.dest not in ("help", "version"):
-                yield command, tuple(action.option_strings)
-
-
-def test_every_option_stands_on_a_page_under_one_of_its_names() -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    told = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
-    assert {f"{command} {' '.join(names)}" for command, names in options() if told.isdisjoint(names)} == set()
 
 
 def test_the_check_of_commands_can_fail() -> None:
