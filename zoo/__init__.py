@@ -3,12 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from zoo.cli.interrupted import say_interrupted
-
-say_interrupted()  # before the first import that takes time
-
-from vla_gym import __version__  # noqa: E402
-from vla_gym.system.limits import let_waiting_threads_sleep  # noqa: E402
+from vla_gym import __version__
+from vla_gym.system.limits import let_waiting_threads_sleep
 
 if TYPE_CHECKING:
     from zoo.algorithms.grpo import GRPO

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import platform
 import re
 import secrets
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from vla_gym import reading
 from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
 
 _TEMPORARY = re.compile(
-    r"\.(?P<name>.+)\.(?P<kind>partial|replaced)-(?:(?P<host>\w+)-)?(?P<pid>\d{1,10})(?:-(?P<token>[0-9a-f]{8}))?"
+    r"\.(?P<name>.+)\.(?P<kind>partial|replaced)-(?:(?P<host>\w+)-)?(?P<pid>\d{1,10})(?:-[0-9a-f]{8})?"
 )
 """Names of what is being written, and of what is being replaced, by which process of which machine."""
 _HOST = re.sub(r"[^\w]", "_", platform.node()) or "here"
-_tokens: set[str] = set()
-"""Ends of this process's temporary names: in a container that was started again the former one had its id, too."""
 
 
 def _temporary(path: Path, kind: str) -> Path:
-    """A new name: NFS keeps a folder of which another process reads a file."""
-    token = secrets.token_hex(4)
-    _tokens.add(token)
-    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{token}")
+    # Never used before: NFS keeps a folder of which another process reads a file.
+    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, which replaces `path` at the end unless the body raises.
 
-    A device or a pipe, such as /dev/null, is written to and stays what it is; a pipe that no process reads is refused.
-    An `OSError` of the body (a full disk) names `path`.
+    A device or a pipe, such as /dev/null, is written to and stays what it is. An `OSError` of the body (a full disk)
+    names `path`.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        with tempfile.TemporaryDirectory() as folder, _naming(path, whole := Path(folder) / path.name):
-            yield whole
-            with _open_unseekable(path) as file:
-                file.write(whole.read_bytes())
+        yield path
         return
     partial = _temporary(path, "partial")
     try:
@@ -56,18 +47,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _open_unseekable(path: Path) -> BinaryIO:
-    """Open a device or a pipe for writing; raises `OSError` for a pipe that no process reads, instead of waiting."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "a pipe that no process reads", str(path)) from error
-        raise
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "wb")
 
 
 @contextmanager
@@ -92,16 +71,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; line ends stay as they are."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
-
-
-def check_in_place(file: TextIO) -> None:
-    """Raise `OSError` where an open file is no longer at its path: what is written would be lost."""
-    try:
-        in_place = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
-    except FileNotFoundError:
-        in_place = False
-    if not in_place:
-        raise OSError(errno.ESTALE, "it was removed or moved while it was being written", file.name)
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -174,7 +143,7 @@ def recover_folders(parent: Path, *, alone: bool = False) -> None:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Those of a folder and its parents that are not there, lowest first."""
+    """Return the missing ones of a folder and its ancestors, outermost last."""
     return [path for path in (folder, *folder.absolute().parents) if not path.exists()]
 
 
@@ -189,18 +158,13 @@ def _is_gone(found: re.Match[str]) -> bool:
     """Whether the process that made a temporary name was one of this machine, and has ended."""
     if (found["host"] or _HOST) != _HOST:
         return False
-    pid = int(found["pid"])
-    return found["token"] not in _tokens if pid == os.getpid() else not _runs(pid)
-
-
-def _runs(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(int(found["pid"]), 0)
     except ProcessLookupError:
-        return False
+        return True
     except (PermissionError, OverflowError):
         pass  # another user's
-    return True
+    return False
 
 
 def _sync(path: Path) -> None:
@@ -244,12 +208,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def quoted(path: str | Path) -> str:
-    """`path` as one word of a command line, for commands in messages."""
+    """Return `path` as one word of a command line, for commands in messages."""
     return shlex.quote(str(path))
 
 
 def packaged_folder(name: str) -> Path:
-    """`hyperparams/`: `zoo/_<name>` of an installed wheel, else the repository's beside the packages."""
+    """Return a folder of data such as hyperparams/: `zoo/_<name>` of a wheel, else the repository's."""
     package = Path(__file__).parent
     inside = package / f"_{name}"
     return inside if inside.is_dir() else package.parent / name

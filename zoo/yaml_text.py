@@ -6,6 +6,7 @@ stay text, tags that make other things are refused. Anchors and `<<` work as lon
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ MOST_VALUES = 100_000
 """Most values in a text, each alias counted as all that it stands for: ten lines can stand for 9^9."""
 DEEPEST = 50
 """Most levels of lists and mappings in each other."""
-_MOST_BRACKETS = 500
 LARGEST_INTEGER = 2**63 - 1
 """Largest absolute integer: no count, step or seed is larger, and Python shows none of thousands of digits."""
 
@@ -41,23 +41,14 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        if len(node.value) > 70:
-            raise yaml.YAMLError(f"{shown(node.value)} is too large for an integer")
-        number = super().construct_yaml_int(node)
-        if abs(number) > LARGEST_INTEGER:
+        if len(node.value) > 70 or abs(number := super().construct_yaml_int(node)) > LARGEST_INTEGER:
             raise yaml.YAMLError(f"{shown(node.value)} is too large for an integer")
         return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own: set[str] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if not isinstance(key.value, str):
-                raise yaml.YAMLError("a key must be text, not a list or a mapping")
-            if key.value in own:
-                raise yaml.YAMLError(f"the key {shown(key.value)} stands there twice")
-            own.add(key.value)
+        own = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name, count in Counter(own).items() if count > 1]:
+            raise yaml.YAMLError(f"the key {shown(twice[0])} stands there twice")
         values = super().construct_mapping(node, deep)
         for key in values:
             if not isinstance(key, str):
@@ -79,8 +70,6 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return the plain value in `text`; raises `BadValue` that begins with `where` for anything else."""
     if len(text) > MOST_CHARACTERS:
         raise BadValue(f"{where}: {len(text)} characters are too many, at most {MOST_CHARACTERS} are read")
-    if _open_brackets(text) > _MOST_BRACKETS:  # the scanner takes the square of their number before it sees the first
-        raise BadValue(f"{where} is not valid YAML: lists and mappings are nested more than {DEEPEST} deep")
     try:
         loader = _PlainLoader(text)
         node = loader.get_single_node()
@@ -92,18 +81,6 @@ def parse_yaml(text: str, where: str) -> Any:
         # Values such as `!!int abc` or `0x_` raise what Python's own constructors raise.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BadValue(f"{where} is not valid YAML: {reason}") from error
-
-
-def _open_brackets(text: str) -> int:
-    """Return the most brackets that are open at once, those in quoted texts counted as well."""
-    most = level = 0
-    for char in text if "[" in text or "{" in text else "":
-        if char in "[{":
-            level += 1
-            most = max(most, level)
-        elif char in "]}":
-            level -= 1
-    return most
 
 
 def read_yaml(path: Path, where: str | None = None) -> Any:
@@ -119,22 +96,16 @@ def read_yaml_mapping(path: Path, what: str, where: str | None = None) -> dict[s
     return values
 
 
-def _check_size(node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int]) -> tuple[int, int]:
-    """Return the values and the levels that `node` stands for, aliases written out; raises where they are too many."""
-    if id(node) in known:
-        return known[id(node)]
+def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
+    """Return how many values `node` stands for, aliases written out; raises where they are too many."""
     if id(node) in open_nodes:
         raise yaml.YAMLError("an alias stands for something that holds the alias itself")
-    open_nodes.add(id(node))
-    parts: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        parts = node.value
-    elif isinstance(node, yaml.MappingNode):
-        parts = [part for pair in node.value for part in pair]
-    sizes = [_check_size(part, known, open_nodes) for part in parts]
-    size = 1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
-    if size[0] > MOST_VALUES or size[1] > DEEPEST:
-        raise yaml.YAMLError(f"aliases stand for more than {MOST_VALUES} values or {DEEPEST} levels")
-    open_nodes.discard(id(node))
-    known[id(node)] = size
-    return size
+    if id(node) not in known:
+        open_nodes.add(id(node))
+        parts = node.value if isinstance(node, yaml.SequenceNode) else []
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        known[id(node)] = 1 + sum(_check_size(part, known, open_nodes) for part in parts)
+        open_nodes.discard(id(node))
+    if known[id(node)] > MOST_VALUES:
+        raise yaml.YAMLError(f"aliases stand for more than {MOST_VALUES} values")
+    return known[id(node)]

@@ -1,18 +1,15 @@
 """The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
 
 Exit codes: 0 done, 2 the user's input cannot work or the machine refuses (a full disk, no memory; one line says why),
-130 interrupted, 141 the output has no reader any more (`| head`, a terminal that is gone). Any other error is a fault
+130 interrupted, 141 the output has no reader any more (`| head`). Any other error is a fault
 of this package and shows its traceback; a crash in native code (a simulator, a GL driver, gloo) shows the Python lines
 at which it came. A launcher finds the message in torch's error file.
 """
 
 from __future__ import annotations
 
-import errno
 import faulthandler
-import io
 import json
-import logging
 import os
 import select
 import sys
@@ -47,27 +44,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }
 """Command -> (module with a `run(argv) -> int`, one line of help)."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_UNREAD = (errno.EPIPE, errno.EIO)
-"""What writing to a pipe without a reader gives, and to a terminal that is gone."""
 _LAUNCHER_SECONDS = 5.0
 """How long a rank that lost another one waits, so that the launcher finds the dead one first and names it."""
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
-    _open_closed_output()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
     log_to_screen()
-    # Where it cannot write to the home folder it takes a temporary one, which two lines would tell.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     let_waiting_threads_sleep()
     try:
-        return _flushed(run, sys.argv[1:] if argv is None else argv)
+        code = run(sys.argv[1:] if argv is None else argv)
+        print(end="", flush=True)
+        return code
     except LostRank as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -87,7 +77,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _UNREAD and _reader_has_gone():
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
             return 141
         if message := _reason_of_machine(error):
             report_error(message, every_rank=True)
@@ -96,65 +86,21 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         raise
 
 
-def _open_closed_output() -> None:
-    """Let output that the caller has closed (`>&-`) go nowhere, before other files take its number."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
-
-
-def _flushed(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Return the exit code of `run` once all it printed, or its `--help`, is written."""
-    try:
-        code = run(argv)
-    except SystemExit:  # argparse's, after --help
-        _flush()
-        raise
-    _flush()
-    return code
-
-
-def _flush() -> None:
-    """Write all that was printed; raises `BadValue` where it cannot be."""
-    try:
-        sys.stdout.flush()
-    except ConnectionError:
-        raise
-    except OSError as error:
-        _drop_output()
-        raise BadValue(f"what the command prints cannot be written: {os_reason(error)}") from error
-
-
 def _reason_of_machine(error: Exception) -> str | None:
     """Return one line for what the machine refuses (files, memory); None for a fault of this package."""
-    if isinstance(error, MemoryError) or _is_out_of_memory(error):
-        said = str(error).strip().splitlines()
-        return (
-            f"not enough memory: {shortened(said[0], 200) if said else 'an allocation failed'}; take smaller batches "
-            "(micro_batch_size of training), fewer environments (num_envs) or a smaller policy"
-        )
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return "no further thread may be started; raise the limit on processes (ulimit -u), or end some"
-    if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
-        return None
-    if isinstance(error.filename, str | bytes):
-        return f"'{os.fsdecode(error.filename)}': {os_reason(error)}"
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
-    what = "a file, or what the command prints, cannot be written: " if error.errno in _FULL else ""
-    return what + os_reason(error)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and (
+    out_of_memory = isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
     )
+    if isinstance(error, MemoryError) or out_of_memory:
+        said = (str(error).strip().splitlines() or ["an allocation failed"])[0]
+        return (
+            f"not enough memory: {shortened(said, 200)}; take smaller batches (micro_batch_size of training), fewer "
+            "environments (num_envs) or a smaller policy"
+        )
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
+        return None
+    named = isinstance(error.filename, str | bytes)
+    return f"'{os.fsdecode(error.filename)}': {os_reason(error)}" if named else os_reason(error)
 
 
 def report_error(message: str, *, every_rank: bool) -> None:
@@ -190,18 +136,13 @@ def quiet_torch_in_ranks() -> None:
 
 
 def _reader_has_gone() -> bool:
-    """Whether the output has no reader any more; if so, the rest of it is dropped, at Python's own last flush too."""
+    """Whether the output has no reader any more; if so, Python's own last flush goes nowhere, too."""
     output = select.poll()
-    output.register(sys.stdout.fileno(), 0)
+    output.register(1, 0)
     if not any(event & select.POLLERR for _, event in output.poll(0)):
         return False
-    _drop_output()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return True
-
-
-def _drop_output() -> None:
-    """Let the rest of the output go nowhere, at Python's own last flush too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ranks_have_met() -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, Logger, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
-from zoo.files import check_in_place, write_text
+from zoo.files import write_text
 from zoo.runs.curves import read_rows
 from zoo.runs.folder import METRICS_FILE
 
@@ -101,7 +101,6 @@ class JsonLines(KVWriter):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Write one line."""
-        check_in_place(self._file)
         self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
 
     def close(self) -> None:

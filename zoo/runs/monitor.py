@@ -22,7 +22,7 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
 from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.files import atomic_file, check_in_place, content_of, damaged, write_text
+from zoo.files import atomic_file, content_of, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
 
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
@@ -55,7 +55,6 @@ class MonitorFile:
 
     def add(self, episode: EpisodeRecord, num_timesteps: int) -> None:
         """Write one episode that ended when the whole run had done `num_timesteps` simulator steps."""
-        check_in_place(self._file)
         self.tasks.add(episode.task_id)
         seconds = round(time.monotonic() - self._zero, 6)
         row = (round(episode.total_reward, 6), episode.length, seconds, int(episode.success_once))

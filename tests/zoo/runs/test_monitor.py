@@ -172,11 +172,3 @@ def test_a_pipe_in_place_of_evaluations_is_not_waited_for(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "evaluations.npz")
     with pytest.raises(BadValue, match="is no regular file, but a pipe"):
         read_evaluation_arrays(tmp_path / "evaluations.npz")
-
-
-def test_a_monitor_that_was_removed_is_missed(tmp_path: Path) -> None:
-    file = MonitorFile(tmp_path, "Toy-Reach")
-    (tmp_path / "monitor.csv").unlink()
-    with pytest.raises(OSError, match="removed or moved"):
-        file.add(finished(0.0, 5, task_id=2), 20)
-    file.close()
