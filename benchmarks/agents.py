@@ -36,7 +36,7 @@ ALGORITHMS = ("ppo", "grpo")
 _COLLECT = "collect"
 """Name of the step that collects, or how the names of several begin."""
 _STOPPED = "stopped and saved"
-"""What `zoo.sft` and `zoo.train` say last when they were stopped; exit code 0."""
+"""Last words of `zoo.sft` and `zoo.train` when they were stopped; exit code 0."""
 _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
 
 
@@ -72,7 +72,7 @@ class AgentRecipe:
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
-    """What goes on from the fine-tuned policy."""
+    """Algorithms that go on from the fine-tuned policy."""
     validation: Sequence[str] = ()
     """Flags of `zoo.train` that evaluate on the validation split; the best policy is then the agent. None: the last
     policy is."""
@@ -131,7 +131,7 @@ class Workshop:
             self.evaluate(algo)
 
     def parts(self) -> Mapping[str, AgentRecipe]:
-        """What is collected by itself: name -> its recipe; the whole recipe is the part "" if there are none."""
+        """Return the recipe of each part that is collected by itself, by name; the whole recipe is "" without parts."""
         parts = self.recipe.parts
         return {name: replace(self.recipe, **{"env": name, "parts": {}, **own}) for name, own in parts.items()} or {
             "": self.recipe

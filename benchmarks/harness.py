@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides measured in turn, each in a process of its own, compared by medians."""
+"""Shared by the benchmarks: sides measured in turn, each in a process of its own, compared by medians."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK = 8
 ENVS_PER_WORKER = 8
 """Of the sides that are ours; the agents' recipes have 8 to 40 on two cores. With one, waiting takes a larger share."""
 Figures = dict[str, float]
-"""What a side measured: name with unit -> number; "steps/s" is among them."""
+"""Figures of a side: name with unit -> number; "steps/s" is among them."""
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -130,7 +130,7 @@ def step_by_step(envs: Any, action_DNKA: np.ndarray, resets: int) -> Figures:
 
 
 def _figures(play_all: Callable[[], int], workers: Sequence[int]) -> Figures:
-    """What a call that plays so many steps took with these worker processes.
+    """Return the cost of a call that plays so many steps with these worker processes.
 
     Steps a second depend on what else the machine does. Processor time hardly does: that of a step, this process's
     share included, and how many cores the workers keep busy, which waiting for each other and for this process leave

@@ -2,14 +2,14 @@
 
 Each side plays the same task on as many processes as cores, one slot each, ours 8 environments each:
 
-    ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
-    bare        ManiSkill's environment in a loop: controller and physics of every step, as many pictures as ours,
+    ours        `vla_gym.make_vec`, 8 actions per decision, one image per decision
+    bare        ManiSkill's environment in a loop: controller and physics of every step, as many images as ours,
                 and nothing else (no success, no reward, no observation, no processes that talk)
-    usual       `gymnasium.make` with `obs_mode="rgb"` in `AsyncVectorEnv`: a picture, state and reward every step
+    usual       `gymnasium.make` with `obs_mode="rgb"` in `AsyncVectorEnv`: an image, state and reward every step
     one core    ours with all its processes on a single core, for the scaling over cores
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
-ratios are printed. Episodes last as long as the measurement, so no reset falls into it. The first picture of a
+ratios are printed. Episodes last as long as the measurement, so no reset falls into it. The first image of a
 process is left out as well: with upstream's own shaders and no GPU it takes seven seconds.
 """
 
@@ -89,7 +89,7 @@ def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
 
 
 def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
-    """Controller, physics and pictures of one slot with nothing around them; prints `wall_and_cpu`."""
+    """Controller, physics and images of one slot with nothing around them; prints `wall_and_cpu`."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  registers its ids
 
@@ -99,19 +99,19 @@ def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
     env.reset(seed=[0])
     camera = env._sensors["base_camera"].camera
 
-    def picture() -> None:
+    def render() -> None:
         env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         camera.take_picture()
         camera.get_picture(["Color"])[0].numpy()
 
-    picture()
+    render()
     chosen = actions(decisions, slot + 1, DIMS)[:, slot]
 
     def play_all() -> None:
         for action_KA in chosen:
             for action_A in action_KA:
                 env._step_action(action_A[None])
-            picture()
+            render()
 
     print(json.dumps(wall_and_cpu(play_all)))
 

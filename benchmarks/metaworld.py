@@ -2,13 +2,13 @@
 
 Each side plays the same tasks on as many processes as cores, one slot each, ours 8 environments each:
 
-    ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
-    bare        `mj_step` in a loop without rewards, observations or processes that talk; the same pictures
-    usual       `gymnasium.make` with `AddRenderObservation` in `AsyncVectorEnv`: a picture every step
+    ours        `vla_gym.make_vec`, 8 actions per decision, one image per decision
+    bare        `mj_step` in a loop without rewards, observations or processes that talk; the same images
+    usual       `gymnasium.make` with `AddRenderObservation` in `AsyncVectorEnv`: an image every step
     one core    ours with all its processes on a single core, for the scaling over cores
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
-ratios are printed. The time of a step depends on the task little, on the picture much: see `--quality`, `--size`.
+ratios are printed. The time of a step depends on the task little, on the image much: see `--quality`, `--size`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures
 
 
 def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
-    """Physics and pictures of one slot with nothing around them; prints `wall_and_cpu`."""
+    """Physics and images of one slot with nothing around them; prints `wall_and_cpu`."""
     import metaworld
     import mujoco
 
@@ -117,22 +117,22 @@ def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
 
 
 def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figures:
-    """Rates and memory of what most projects build from Gymnasium's parts; it has full pictures only."""
+    """Rates and memory of what most projects build from Gymnasium's parts; it has full images only."""
     import gymnasium
     from gymnasium.wrappers import AddRenderObservation
 
     if quality != "full":
-        raise ValueError(f"the usual adapter has full pictures only, got {quality}")
+        raise ValueError(f"the usual adapter has full images only, got {quality}")
 
     def build(slot: int) -> gymnasium.Env[Any, Any]:
         import metaworld  # noqa: F401  registers its ids
 
         task = f"{TASKS[slot % len(TASKS)]}-v3"
-        pictures: dict[str, Any] = {"render_mode": "rgb_array", "camera_name": "corner4", "width": size, "height": size}
-        env = gymnasium.make("Meta-World/MT1", env_name=task, seed=42, disable_env_checker=True, **pictures)
+        images: dict[str, Any] = {"render_mode": "rgb_array", "camera_name": "corner4", "width": size, "height": size}
+        env = gymnasium.make("Meta-World/MT1", env_name=task, seed=42, disable_env_checker=True, **images)
         return AddRenderObservation(env, render_only=True)
 
-    # Forked workers hang: the parent has drawn a picture, and the threads of its software renderer are not copied.
+    # Forked workers hang: the parent has rendered an image, and the threads of its software renderer are not copied.
     envs = gymnasium.vector.AsyncVectorEnv([functools.partial(build, slot) for slot in range(slots)], context="spawn")
     envs.reset()
     return step_by_step(envs, actions(decisions, slots, DIMS), resets=2)
@@ -156,7 +156,7 @@ def compare(args: argparse.Namespace, quality: str) -> None:
         return measure_side("metaworld", side, benchmark, args.decisions, args.slots, options)
 
     median = in_turn(sides, args.rounds, run_side)
-    print(f"Meta-World, {args.size} px, {quality} pictures, {args.slots} slots, {args.rounds} rounds")
+    print(f"Meta-World, {args.size} px, {quality} images, {args.slots} slots, {args.rounds} rounds")
     print_sides(median)
 
 

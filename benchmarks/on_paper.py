@@ -1,4 +1,4 @@
-"""What a run of OpenVLA-OFT-7B on LIBERO needs at 8, 64 and 512 GPUs, worked out from measured single-node figures:
+"""Needs of a run of OpenVLA-OFT-7B on LIBERO at 8, 64 and 512 GPUs, worked out from measured single-node figures:
 `python -m benchmarks.on_paper`. Nothing is run; experiments/2026-11-on-paper.md has the table."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 STEPS_PER_CORE = 92.7 / 2
-"""LIBERO control steps per second and core, pictures included: docs/libero.md, two slots on two cores."""
+"""LIBERO control steps per second and core, images included: docs/libero.md, two slots on two cores."""
 WORKER_GB, SLOT_GB = 2.2, 0.4
 """Memory of a simulator worker with one slot, and of each further slot: docs/libero.md."""
 BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
@@ -21,7 +21,7 @@ DECISION_BYTES = 197_514
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What grows with the GPUs; the defaults are those of hyperparams/ppo.yml, LIBERO/openvla-oft, on each GPU."""
+    """Sizes that grow with the GPUs; the defaults are those of hyperparams/ppo.yml, LIBERO/openvla-oft, on each GPU."""
 
     envs: int = 8
     """Environments of a GPU."""

@@ -48,7 +48,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 """Where adapters are, as `backbone_kwargs`."""
 OURS_ALONE: dict[str, dict[str, Any]] = {"every": {}, "language": {"cache_features": 0.1}}
-"""What ours may do with them besides, in an update; acting sees every picture for the first time."""
+"""Options of ours alone, in an update; acting sees every image for the first time."""
 
 
 def build(way: str, adapters: str, task: str, dtype: str) -> VLAPolicy:
@@ -68,7 +68,7 @@ def build(way: str, adapters: str, task: str, dtype: str) -> VLAPolicy:
 
 
 def observations(num: int = BATCH) -> dict[str, np.ndarray]:
-    """Pictures and sentences."""
+    """Images and sentences."""
     rng = np.random.default_rng(0)
     return {
         "image": rng.integers(0, 256, (num, 224, 224, 3), dtype=np.uint8),

@@ -1,4 +1,4 @@
-"""What stepping in stages brings: `python -m benchmarks.pipelining [--libero]`.
+"""Gain of stepping in stages: `python -m benchmarks.pipelining [--libero]`.
 
 First with stand-ins that only sleep: a simulator and a policy that both take the same time for N slots, in proportion
 to how many of them they are given. Then, with `--libero`, LIBERO-Spatial and nano as they are, on this machine.

@@ -1,7 +1,7 @@
-"""What serving costs and batches bring: `python -m benchmarks.serving [--agent agents/sft/LIBERO-Object]`.
+"""Cost of serving and gain of batches: `python -m benchmarks.serving [--agent agents/sft/LIBERO-Object]`.
 
 Decisions per second of one client, of eight that are answered one by one, and of eight that share batches; then the
-time that a decision from a 224 px picture takes over loopback, beside the same decision in this process.
+time that a decision from a 224 px image takes over loopback, beside the same decision in this process.
 """
 
 from __future__ import annotations

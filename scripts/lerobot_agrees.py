@@ -57,8 +57,8 @@ def write(policy_name: str, folder: Path) -> None:
         inputs = backbone.prepare({**images, "state": state_BS, "instruction": instruction})
         chain_BJHD = backbone.integrate(inputs, noise_BHD, backbone.flow.num_steps)
         chunk_BHA = backbone.processor.to_robot(chain_BJHD[:, -1])
-    pictures = {f"picture{number}": images[camera] for number, camera in enumerate(conventions.cameras)}
-    tensors = {**pictures, "state": state_BS, "noise": noise_BHD, "chunk": chunk_BHA}
+    images = {f"image{number}": images[camera] for number, camera in enumerate(conventions.cameras)}
+    tensors = {**images, "state": state_BS, "noise": noise_BHD, "chunk": chunk_BHA}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
     (folder / TASKS).write_text(json.dumps(SENTENCES), encoding="utf-8")
     print(f"{folder}: chunks of {tuple(chunk_BHA.shape)}, largest action {chunk_BHA.abs().max():.3g}")
@@ -91,10 +91,10 @@ def _lerobot_chunk(expected: dict[str, Tensor], tasks: list[str]) -> Tensor:
     policy = SmolVLAPolicy.from_pretrained("policy", config=config).float().eval()
     before, after = make_pre_post_processors(config, pretrained_path="policy")
     cameras = [name for name in config.image_features if "empty_camera" not in name]
-    pictures = [expected[name] for name in sorted(expected) if name.startswith("picture")]
+    images = [expected[name] for name in sorted(expected) if name.startswith("image")]
     batch = {
         camera: image_BHWC.permute(0, 3, 1, 2).float() / 255.0
-        for camera, image_BHWC in zip(cameras, pictures, strict=False)
+        for camera, image_BHWC in zip(cameras, images, strict=False)
     }
     batch = before({**batch, "observation.state": expected["state"], "task": tasks})
     with torch.no_grad():

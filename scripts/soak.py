@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 Counter = Synchronized  # of episodes
 FLAGS = ("--num-threads", "1", "--device", "cpu")
 _RETURNED = {"MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_ARENA_MAX": "1"}
-"""What makes glibc give freed memory back, so that a look sees what is in use and not how it was cut."""
+"""Settings with which glibc returns freed memory at once, so that a look sees memory in use."""
 _LULL = 3.0
 """Seconds a case waits for a look."""
 _OWN = ("Pss_Anon:", "Pss_Shmem:")

@@ -33,7 +33,7 @@ def lower_bounds(requirements: Sequence[str]) -> list[str]:
 
 
 def constraints(end: str, keep: Sequence[str]) -> list[str]:
-    """What pip may install at one end."""
+    """Return the constraints of one end."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["optional-dependencies"][extra] for extra in EXTRAS]
     low = lower_bounds([*project["dependencies"], *(one for group in groups for one in group)])

@@ -1,4 +1,4 @@
-"""What a trial came to: which start states of the test split each policy solved, and what it cost."""
+"""Outcomes of a trial: the start states of the test split that each policy solved, and its cost."""
 
 from __future__ import annotations
 

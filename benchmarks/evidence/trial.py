@@ -47,7 +47,7 @@ class Trial(Workshop):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """What is tested."""
+        """Stages that are tested."""
         return ("sft", *self.controls, *self.recipe.algorithms)
 
     def train(self) -> None:
@@ -87,7 +87,7 @@ class Trial(Workshop):
         return max(DECODINGS, key=lambda one: sum(self._solved(stage, f"validation-{one}").values()))
 
     def outcomes(self) -> Outcomes:
-        """What came of it; every stage must have been tested."""
+        """Return the outcomes; every stage must have been tested."""
         stages = {
             stage: Outcome(solved=self._solved(stage, "test"), cpu_minutes=cpu_minutes(self.costs(), stage))
             for stage in self.stages
@@ -111,7 +111,7 @@ class Trial(Workshop):
         recipe, further = self.recipe, name != "demonstrations"
         noise = max(recipe.noise, LEAST_NOISE) if further else recipe.noise
         env = ("--env", recipe.env, "--expert", *student, "-n", episodes, "--seed", 2 * recipe.seed + further)
-        # A student brings its own pictures.
+        # A student brings its own images.
         params = () if student else params_of([*recipe.params, *recipe.collect_params])
         how = flags_of(noise=noise, wander=0.0 if student else recipe.wander)
         self.step(name, "collect", *env, *how, "-o", self.folder / name, *params)

@@ -18,7 +18,7 @@ Status = Literal["measured", "skipped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a stage."""
+    """Outcome of a stage."""
 
     name: str
     status: Status

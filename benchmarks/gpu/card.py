@@ -1,4 +1,4 @@
-"""What a card can do at most: by its data sheet, and as one matrix product and one copy find it."""
+"""Upper bounds of a card: of its data sheet, or measured by one matrix product and one copy."""
 
 from __future__ import annotations
 

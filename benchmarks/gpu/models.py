@@ -77,7 +77,7 @@ def build(family: str, options: Mapping[str, Any], device: torch.device, *, comp
 
 
 def observations(policy: VLAPolicy, num: int) -> dict[str, np.ndarray]:
-    """Pictures of noise `[num, H, W, 3]`, states of zeros, sentences."""
+    """Images of noise `[num, H, W, 3]`, states of zeros, sentences."""
     rng, own = np.random.default_rng(0), policy.conventions
     shape = (num, own.image_size, own.image_size, 3)
     obs = {camera: rng.integers(0, 256, shape, dtype=np.uint8) for camera in own.cameras}

@@ -1,4 +1,4 @@
-"""What all stages of a run are told, and what they tell."""
+"""Settings and figures of all stages of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 Size = Literal["tiny", "full"]
 Figures = dict[str, float | int | str]
-"""What a stage found: name with unit -> number or word."""
+"""Figures of a stage: name with unit -> number or word."""
 
 
 class Skipped(Exception):

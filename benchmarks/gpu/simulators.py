@@ -1,4 +1,4 @@
-"""Control steps a second of the benchmarks' simulators, drawn by the GPU where that is how they are drawn here."""
+"""Control steps a second of the benchmarks' simulators, rendered by the GPU where that is available."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDS = {
     "metaworld": ("MetaWorld/reach", 224),
     "maniskill": ("ManiSkill/PickCube", 128),
 }
-"""Stage -> environment id, side of its pictures in pixels."""
+"""Stage -> environment id, side of its images in pixels."""
 
 
 def steps(name: str, settings: Settings) -> Figures:
@@ -72,9 +72,9 @@ def _measure(env_id: str, side: int, num_envs: int, num_workers: int, settings: 
         "environment": env_id,
         "simulators": num_envs,
         "workers": num_workers,
-        "picture, px": side,
-        "drawn by": ", ".join(renderer(find_benchmark(env_id)).values()),
+        "image, px": side,
+        "rendered by": ", ".join(renderer(find_benchmark(env_id)).values()),
         "opened in, s": opened,
         "steps/s": executed / took,
-        "pictures/s": executed / CHUNK / took,
+        "images/s": executed / CHUNK / took,
     }

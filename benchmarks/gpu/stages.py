@@ -1,4 +1,4 @@
-"""What is measured, in order: the name of each stage, its function, and how long it may take."""
+"""The stages in order: the name of each, its function and its time limit."""
 
 from __future__ import annotations
 

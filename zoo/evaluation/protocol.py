@@ -11,7 +11,7 @@ from vla_gym.errors import BadValue
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationProtocol:
-    """What two success rates must have in common to be compared."""
+    """Settings that two success rates must share to be compared."""
 
     sample: bool = False
     """Draw actions from the policy's distribution, instead of its deterministic ones."""

@@ -1,6 +1,6 @@
-"""The pictures of docs/images: `python scripts/make_pictures.py frames`, `film`, `gains`, or `curves RUNS...`.
+"""The images of docs/images: `python scripts/make_images.py frames`, `video`, `gains`, or `curves RUNS...`.
 
-`frames` are what the environments show at the first start state of a task, `film` is agents of `agents/` drawn at each
+`frames` are what the environments show at the first start state of a task, `video` is agents of `agents/` drawn at each
 simulator step, `gains` their success before and after, `curves` the deterministic evaluations of runs.
 """
 
@@ -41,7 +41,7 @@ SHEETS: dict[str, tuple[str, ...]] = {
     "plate25": ("ManiSkill-Plate25",) * 3,
 }
 """Name of a sheet -> the environments on it; one named several times shows that many of its tasks."""
-FILM = (
+VIDEO = (
     ("MetaWorld/window-close", "sft", "5 demonstrations"),
     ("MetaWorld/window-close", "ppo", "+ 4.5 min of PPO, one core"),
     ("LIBERO-Object", "ppo", "LIBERO-Object, PPO"),
@@ -50,7 +50,7 @@ FILM = (
 
 
 def text_font(size: int) -> Any:
-    """Return matplotlib's own font, so that pictures are the same everywhere."""
+    """Return matplotlib's own font, so that images are the same everywhere."""
     return ImageFont.truetype(str(FONT), size)
 
 
@@ -72,7 +72,7 @@ def words_below(image: np.ndarray, text: str, *, height: int = 34, ink: tuple[in
 
 
 def write_frames(size: int = 240) -> Iterator[Path]:
-    """Write one sheet per benchmark: the picture and the instruction of each task."""
+    """Write one sheet per benchmark: the image and the instruction of each task."""
     for name, env_ids in SHEETS.items():
         tiles = []
         for place, env_id in enumerate(env_ids):
@@ -85,7 +85,7 @@ def write_frames(size: int = 240) -> Iterator[Path]:
 
 
 def write_sheet(path: Path, tiles: Sequence[Image.Image], *, columns: int = 3, gap: int = 8) -> Path:
-    """Write equal tiles as one picture."""
+    """Write equal tiles as one image."""
     width, height = tiles[0].size
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), PAPER)
@@ -131,31 +131,31 @@ def play(env_id: str, stage: str, *, task_id: int, trial_id: int) -> tuple[list[
 def redraw(
     env_id: str, stage: str, actions: Sequence[np.ndarray], *, task_id: int, trial_id: int, size: int
 ) -> tuple[list[np.ndarray], str]:
-    """Return a picture for every simulator step of recorded actions, and the instruction."""
+    """Return an image for every simulator step of recorded actions, and the instruction."""
     _, options = agent_of(env_id, stage)
     options |= {"chunk": 1, "image_size": size}
     options.pop("render_quality", None)
     envs = vla_gym.make_vec(env_id, 1, num_workers=0, **options)
     obs, _ = envs.reset(options={"task_id": np.array([task_id]), "trial_id": np.array([trial_id])})
-    pictures = [obs["image"][0]]
+    images = [obs["image"][0]]
     for action in actions:
         obs, *_ = envs.step(action[None, None].astype(np.float32))
-        pictures.append(obs["image"][0])
+        images.append(obs["image"][0])
     envs.close()
-    return pictures, obs["instruction"][0]
+    return images, obs["instruction"][0]
 
 
-def write_film(size: int = 300, *, every: int = 2, hold: int = 14) -> Iterator[Path]:
-    """Write the agents of `FILM` side by side, each on the first start state that tells stages apart."""
+def write_video(size: int = 300, *, every: int = 2, hold: int = 14) -> Iterator[Path]:
+    """Write the agents of `VIDEO` side by side, each on the first start state that tells stages apart."""
     panels = []
     starts = first_start_states()
-    for env_id, stage, title in FILM:
+    for env_id, stage, title in VIDEO:
         task_id, trial_id, actions, solved = starts[env_id, stage]
-        pictures, instruction = redraw(env_id, stage, actions, task_id=task_id, trial_id=trial_id, size=size)
-        panels.append((pictures, title, instruction, solved))
-        print(env_id, stage, (task_id, trial_id), "success" if solved else "no success", len(pictures))
-    steps = max(len(pictures) for pictures, *_ in panels)
-    frames = [film_frame(panels, min(step, steps - 1)) for step in (*range(0, steps, every), steps - 1)]
+        images, instruction = redraw(env_id, stage, actions, task_id=task_id, trial_id=trial_id, size=size)
+        panels.append((images, title, instruction, solved))
+        print(env_id, stage, (task_id, trial_id), "success" if solved else "no success", len(images))
+    steps = max(len(images) for images, *_ in panels)
+    frames = [video_frame(panels, min(step, steps - 1)) for step in (*range(0, steps, every), steps - 1)]
     path = FOLDER / "agents.webp"
     times = [80] * (len(frames) - 1) + [80 * hold]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, quality=62, method=6)
@@ -163,14 +163,14 @@ def write_film(size: int = 300, *, every: int = 2, hold: int = 14) -> Iterator[P
 
 
 def first_start_states() -> dict[tuple[str, str], tuple[int, int, list[np.ndarray], bool]]:
-    """Return (environment, stage) -> task, trial, actions, success of the first start state that the film shows.
+    """Return (environment, stage) -> task, trial, actions, success of the first start state that the video shows.
 
     Where an environment has two stages it is the first that the earlier one fails and the later one solves, else the
     first that is solved.
     """
     found = {}
     stages: dict[str, list[str]] = {}
-    for env_id, stage, _ in FILM:
+    for env_id, stage, _ in VIDEO:
         stages.setdefault(env_id, []).append(stage)
     for env_id, names in stages.items():
         for trial_id in range(50):
@@ -181,14 +181,14 @@ def first_start_states() -> dict[tuple[str, str], tuple[int, int, list[np.ndarra
     return found
 
 
-def film_frame(panels: Sequence[tuple[Sequence[np.ndarray], str, str, bool]], step: int) -> Image.Image:
+def video_frame(panels: Sequence[tuple[Sequence[np.ndarray], str, str, bool]], step: int) -> Image.Image:
     """Return one frame: the panels beside each other, below each its title and instruction, or how it ended."""
     tiles = []
-    for pictures, title, instruction, solved in panels:
-        over = step >= len(pictures) - 1
+    for images, title, instruction, solved in panels:
+        over = step >= len(images) - 1
         text = (f"{title}: success" if solved else f"{title}: no success") if over else f"{title}: {instruction}"
         ink = INK if not over else GOOD if solved else BAD
-        tiles.append(words_below(pictures[min(step, len(pictures) - 1)], text, ink=ink))
+        tiles.append(words_below(images[min(step, len(images) - 1)], text, ink=ink))
     gap, (width, height) = 8, tiles[0].size
     frame = Image.new("RGB", (len(tiles) * (width + gap) - gap, height), PAPER)
     for place, tile in enumerate(tiles):
@@ -283,12 +283,12 @@ def write_curves(runs: Sequence[Path]) -> Iterator[Path]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pictures", choices=("frames", "film", "gains", "curves"))
+    parser.add_argument("images", choices=("frames", "video", "gains", "curves"))
     parser.add_argument("runs", nargs="*", type=Path, help="run folders, for curves")
     args = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
-    writers = {"frames": write_frames, "film": write_film, "gains": write_gains}
-    made = write_curves(args.runs) if args.pictures == "curves" else writers[args.pictures]()
+    writers = {"frames": write_frames, "video": write_video, "gains": write_gains}
+    made = write_curves(args.runs) if args.images == "curves" else writers[args.images]()
     for path in made:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size / 1000:.0f} kB")
 
