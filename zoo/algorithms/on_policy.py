@@ -69,7 +69,12 @@ _OF_THIS_PROCESS = (
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS: Mapping[str, Any] = {
-    **{"learning_rate": None, "n_steps": 1, "gamma": None, "gae_lambda": 1.0, "ent_coef": None, "vf_coef": 0.0},
+    "learning_rate": None,
+    "n_steps": 1,
+    "gamma": None,
+    "gae_lambda": 1.0,
+    "ent_coef": None,
+    "vf_coef": 0.0,
     "max_grad_norm": None,
 }
 """Settings that `OnPolicyAlgorithm` takes, and their values where the algorithm has no such setting."""

@@ -38,7 +38,7 @@ from zoo.config.run_config import (
     without_counts,
 )
 from zoo.config.settings import annotations_of, defaults_of
-from zoo.config.tracking import Tracking, check_tracking
+from zoo.config.tracking import Tracking
 from zoo.distributed.placement import ALL, parse_placement
 from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
@@ -92,7 +92,7 @@ def tracking_of(args: argparse.Namespace) -> Tracking:
 
 def check_services(args: argparse.Namespace) -> None:
     """Raise for a tracker or a Hub repository that cannot work, before anything runs."""
-    check_tracking(tracking_of(args))
+    tracking_of(args).check()
     if args.push_to_hub is not None:
         from zoo.hub.upload import check_repo
 
