@@ -162,3 +162,12 @@ def openpi_pi0(folder: Path, data_set: str, *, pi05: bool = False, horizon: int 
         config = {"action_dim": 32, "action_horizon": horizon, **variants, "precision": "bfloat16"}
         (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def nano(folder: Path, family: str = "nano", **conventions: Any) -> Path:
+    """`config.json` of a policy in this project's layout, without weights."""
+    own = {"cameras": ["image"], "image_size": 16, "state_dim": 0, "chunk": 1, "action_dim": 2, **conventions}
+    config = {"format_version": 1, "family": family, "conventions": own, "sampling": {}, "model": {}}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

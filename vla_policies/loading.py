@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,132 +11,82 @@ import torch
 from gymnasium import spaces
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import read_json_object, user_path
+from vla_gym.reading import user_path
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header
-from vla_policies.checkpoint_folder import (
-    FORMAT_VERSION,
-    Contents,
-    adapter_folder,
-    damage_reported,
-    find_checkpoint,
-    header_of,
-    read_contents,
-    with_named_family,
-)
-from vla_policies.checkpoint_io.certificate import (
-    CERTIFICATE_FILE,
-    Certificate,
-    certified,
-    check_base,
-    check_certificate,
-    fingerprint,
-)
-from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, CONFIG_FILE, OWN_KEY
+from vla_policies.checkpoint_io.folder import CONFIG_FILE
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, to_json
+from vla_policies.checkpoint_io.manifest import model_sha256, writing_manifest
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
-from vla_policies.model_folder import Request
+from vla_policies.model_folder import ModelFolder
 from vla_policies.registry import FAMILIES, family_class
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Pretrained:
-    """A backbone with its weights."""
-
-    backbone: Backbone
-    """Network with its weights and conventions."""
-    sampling: Sampling
-    """Token sampling at the time of saving."""
+from vla_policies.resolver import FORMAT_VERSION, PolicyRef
 
 
-def open_backbone(
-    name: str,
-    request: Request,
-    revision: str | None,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-) -> Pretrained:
-    """The backbone for an environment's spaces; a checkpoint that does not fit them raises."""
-    folder = find_checkpoint(name, request.options, revision)
-    wanted = conventions_of(observation_space, action_space, request.action_spec)
-    if folder is None:
-        return Pretrained(fresh_backbone(name, wanted, request.options), Sampling())
-    loaded = load_checkpoint(folder, replace(with_named_family(request, name), wanted=wanted))
-    check_spaces(loaded.backbone.conventions, observation_space, action_space)
-    if request.action_spec is not None:
-        check_compatible(request.action_spec, loaded.backbone.conventions.action_spec)
-    set_source(loaded.backbone, name, folder)
-    return loaded
+def build_backbone(
+    ref: PolicyRef, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> tuple[Backbone, Sampling]:
+    """Return the backbone for an environment's spaces, and token sampling at the time of saving.
+
+    A checkpoint that does not fit the spaces raises.
+    """
+    spec = ref.request.action_spec
+    wanted = conventions_of(observation_space, action_space, spec)
+    if ref.fresh:
+        return fresh_backbone(ref.family, wanted, ref.request.options), Sampling()
+    backbone, sampling = load_checkpoint(ref.fetched().reading(wanted=wanted))
+    check_spaces(backbone.conventions, observation_space, action_space)
+    if spec is not None:
+        check_compatible(spec, backbone.conventions.action_spec)
+    return backbone, sampling
 
 
-def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
-    """Read a checkpoint folder; anything missing, left over, unknown or not as certified raises."""
-    request = request or Request()
-    with damage_reported(folder):
-        if request.verify:
-            verify_checkpoint(folder, request.base)
-        contents = read_contents(folder, request.base)
-        header, adapter = header_of(contents, request), contents.adapter
-        backbone = _unset_backbone(header, contents)
-        backbone.load(contents.model.folder, contents.model.beside)
+def load_checkpoint(ref: PolicyRef) -> tuple[Backbone, Sampling]:
+    """Return the backbone of a checkpoint folder with its weights, and token sampling at the time of saving.
+
+    Anything missing, left over, unknown or not as the manifest says raises.
+    """
+    ref.verify()
+    header, adapter = ref.header, ref.adapter
+    with ref.opened() as (_, model):
+        backbone = _unset_backbone(header, model)
+        backbone.load(model.folder, model.beside)
         if adapter is None:
-            backbone.source, backbone.source_folder = str(folder.resolve()), folder.resolve()
+            assert ref.folder is not None
+            backbone.source_folder = ref.folder.resolve()
+            backbone.source = str(backbone.source_folder)
+            if not user_path(ref.name).is_dir():  # a Hub id, and its commit
+                backbone.source = backbone.published if ref.name in FAMILIES else ref.name.partition("@")[0]
+                backbone.source_revision = ref.folder.name
         else:
             if adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
                 backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-                backbone.source_folder = contents.model.folder.resolve()
+                backbone.source_folder = model.folder.resolve()
             backbone.load_adapter(adapter.folder)
-    return Pretrained(backbone, header.sampling)
+    return backbone, header.sampling
 
 
-def verify_checkpoint(folder: Path, base: str | None = None, *, whole: bool = False) -> Certificate | None:
-    """Compare a folder with its certificate, and the model of its adapter (or `base`, instead) with what that names.
-
-    Returns the certificate; raises `BadValue` for what differs. A folder of this project's layout that has none, of
-    version 0.1, is noted. `whole`: see `check_certificate`.
-    """
-    certificate = check_certificate(folder, whole=whole)
-    if certificate is None:
-        config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
-        if {"format_version", OWN_KEY} & config.keys() or (folder / ADAPTER_SETTINGS).is_file():
-            _logger.info(f"policy {folder} is of an older version: without {CERTIFICATE_FILE} it cannot be verified")
-    elif certificate.base is not None and adapter_folder(folder) is not None:
-        check_base(folder, certificate, read_contents(folder, base).model.folder)
-    return certificate
-
-
-def check_checkpoint(folder: Path, request: Request) -> tuple[Header, Backbone]:
+def check_checkpoint(ref: PolicyRef) -> Backbone:
     """Raise as `load_checkpoint` would for weights that do not fit, without reading or making any.
 
-    The network is built on the meta device, and the files' headers say the tensors' names and shapes. Returned are the
-    header and that network, in the types and with the adapters in which it would be loaded.
+    The network is built on the meta device, and the files' headers say the tensors' names and shapes. Returned is that
+    network, in the types and with the adapters in which it would be loaded.
     """
-    with damage_reported(folder):
-        contents = read_contents(folder, request.base)
-        header = header_of(contents, request)
-        with torch.device("meta"):
-            backbone = _unset_backbone(header, contents)
-            backbone.check_weights(contents.model.folder)
-            backbone.as_loaded()
-            if contents.adapter is not None:
-                backbone.check_adapter(contents.adapter.folder)
-    return header, backbone
+    header = ref.header
+    with ref.opened() as (_, model), torch.device("meta"):
+        backbone = _unset_backbone(header, model)
+        backbone.check_weights(model.folder)
+        backbone.as_loaded()
+        if ref.adapter is not None:
+            backbone.check_adapter(ref.adapter.folder)
+    return backbone
 
 
-def _unset_backbone(header: Header, contents: Contents) -> Backbone:
+def _unset_backbone(header: Header, model: ModelFolder) -> Backbone:
     """The network that a header describes, weights unset."""
-    where = f"model of {contents.model.folder / CONFIG_FILE}"
+    where = f"model of {model.folder / CONFIG_FILE}"
     return family_class(header.family).from_config(header.conventions, header.model, where)
-
-
-def set_source(backbone: Backbone, name: str, folder: Path) -> None:
-    """After `load_checkpoint(folder)`: set the source to a Hub id and commit instead of the local copy's folder."""
-    if backbone.source == str(folder.resolve()) and not user_path(name).is_dir():
-        backbone.source = backbone.published if name in FAMILIES else name.partition("@")[0]
-        backbone.source_revision = folder.name
 
 
 def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, Any]) -> Backbone:
@@ -175,9 +124,7 @@ def fresh_options(backbone: Backbone) -> dict[str, Any]:
     return {**backbone.config_json(), "cameras": list(conventions.cameras), **narrowing}
 
 
-def save_checkpoint(
-    folder: Path, backbone: Backbone, sampling: Sampling, canary: tuple[float, ...] | None = None
-) -> None:
+def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
     """Write the folder in the family's layout: `config.json` and `model.safetensors`, or the published one."""
     config = {
         "format_version": FORMAT_VERSION,
@@ -186,22 +133,16 @@ def save_checkpoint(
         "sampling": to_json(sampling),
         "model": backbone.config_json(),
     }
-    with certified(folder, canary=canary):
+    with writing_manifest(folder):
         backbone.save(folder, config)
 
 
-def save_adapter(
-    folder: Path,
-    backbone: Backbone,
-    sampling: Sampling,
-    base: str | None,
-    canary: tuple[float, ...] | None = None,
-) -> None:
+def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str | None) -> None:
     """Write the adapter alone, naming the model it belongs to."""
     name = base or backbone.source
     if name is None:
         raise BadValue("fresh weights have no name to put on an adapter; save_pretrained writes them whole")
     # Fresh weights that were given a name are not here to tell from others.
-    source = None if backbone.source_folder is None else fingerprint(backbone.source_folder)
-    with certified(folder, source, canary):
+    source = None if backbone.source_folder is None else model_sha256(backbone.source_folder)
+    with writing_manifest(folder, source):
         backbone.save_adapter(folder, {"sampling": to_json(sampling)}, name)

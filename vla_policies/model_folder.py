@@ -26,6 +26,8 @@ class Request:
     """The environment's action convention; None = the checkpoint's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings, from the user's `backbone_kwargs`."""
+    dtype: Any = None
+    """Type of the large part of the weights: "auto", "float32" or "bfloat16", or torch's; None = the checkpoint's."""
     base: str | None = None
     """Folder or Hub id of the model that an adapter belongs to, instead of the one that the adapter names."""
     wanted: Conventions | None = None

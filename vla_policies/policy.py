@@ -25,17 +25,15 @@ from vla_gym.specs import ActionSpec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Greedy, Sampling
 from vla_policies.backbone import Backbone
-from vla_policies.canary import saved_canary
-from vla_policies.checkpoint_folder import resolve_policy
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
-from vla_policies.loading import fresh_options, open_backbone, save_adapter, save_checkpoint, set_source
-from vla_policies.model_folder import Request
+from vla_policies.loading import build_backbone, fresh_options, save_adapter, save_checkpoint
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
 from vla_policies.precision import built_for
 from vla_policies.processing.observations import batch_observation, observation_keys, on_device
+from vla_policies.resolver import PolicyRef, resolve_policy
 from vla_policies.transfer import download, upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -45,7 +43,8 @@ Observation = PyTorchObs | Mapping[str, Any]
 class VLAPolicy(ActorCriticPolicy):
     """Policy and critic on one shared network.
 
-    :param backbone: a family ("nano": fresh weights fitted to the spaces), a checkpoint folder, or a Hub id.
+    :param backbone: a family ("nano": fresh weights fitted to the spaces), a checkpoint folder, or a Hub id; or what
+        `resolve_policy` made of one, which says the settings up to `verify` itself.
     :param backbone_kwargs: options of the family, e.g. `{"size": "tiny"}` for fresh weights.
     :param family: which family reads the checkpoint, where several could.
     :param unnorm_key: data set whose statistics turn the network's numbers into actions, where there are any.
@@ -57,7 +56,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param greedy: deterministic actions, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
         when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
-    :param verify: whether the folder's files, and an adapter's base model, must be those of its `certificate.json`.
+    :param verify: whether the folder's files, and an adapter's base model, must be those of its `manifest.json`.
     :param compile: run the network's blocks through `torch.compile`, at their first call.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
@@ -73,7 +72,7 @@ class VLAPolicy(ActorCriticPolicy):
         action_space: spaces.Space[Any],
         lr_schedule: Schedule,
         *,
-        backbone: str | Path = "nano",
+        backbone: str | Path | PolicyRef = "nano",
         backbone_kwargs: Mapping[str, Any] | None = None,
         family: str | None = None,
         unnorm_key: str | None = None,
@@ -109,20 +108,16 @@ class VLAPolicy(ActorCriticPolicy):
         self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
         if self.value_lr is not None and self.value_lr <= 0:
             raise BadValue(f"value_lr of VLAPolicy must be above 0, got {self.value_lr}")
-        request = Request(
-            family=family,
-            unnorm_key=unnorm_key,
-            suite=suite,
-            action_spec=action_spec,
-            options=backbone_kwargs or {},
-            base=base,
-            verify=as_annotated(bool, verify, "verify of VLAPolicy"),
-        )
-        opened = open_backbone(str(backbone), request, revision, observation_space, action_space)
-        self.backbone = opened.backbone
+        if isinstance(backbone, PolicyRef):
+            ref = backbone
+        else:
+            settings: dict[str, Any] = {"family": family, "unnorm_key": unnorm_key, "revision": revision, "base": base}
+            settings |= {"verify": verify, "backbone_kwargs": backbone_kwargs}
+            ref = resolve_policy(backbone, settings, suite=suite, action_spec=action_spec)
+        self.backbone, saved_sampling = build_backbone(ref, observation_space, action_space)
         given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
         given = {name: value for name, value in given.items() if value is not None}
-        self.sampling = changed(opened.sampling, given, "VLAPolicy")
+        self.sampling = changed(saved_sampling, given, "VLAPolicy")
         if compile:
             compile_blocks(self.backbone)
         self._build(lr_schedule)
@@ -243,9 +238,7 @@ class VLAPolicy(ActorCriticPolicy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
-        # Merging an adapter rounds, in half precision by more than a canary may differ.
-        canary = None if self.backbone.has_adapter else saved_canary(self)
-        save_checkpoint(Path(folder), self.backbone, self.sampling, canary)
+        save_checkpoint(Path(folder), self.backbone, self.sampling)
 
     def save_trained(self, folder: str | Path) -> None:
         """Write the weights that training changed, to load or resume: the adapter where there is one, else all.
@@ -266,7 +259,7 @@ class VLAPolicy(ActorCriticPolicy):
 
         `base` names the model it belongs to, a folder or Hub id; None = where the weights came from.
         """
-        save_adapter(Path(folder), self.backbone, self.sampling, base, saved_canary(self))
+        save_adapter(Path(folder), self.backbone, self.sampling, base)
 
     def merge_adapter(self) -> None:
         """Merge the LoRA adapter into the weights. All weights train from then on, with a new optimiser."""
@@ -276,7 +269,7 @@ class VLAPolicy(ActorCriticPolicy):
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - public, all by keyword
         cls,
-        name: str | Path,
+        name: str | Path | PolicyRef,
         family: str | None = None,
         unnorm_key: str | None = None,
         *,
@@ -298,7 +291,8 @@ class VLAPolicy(ActorCriticPolicy):
         offload_folder: str | Path | None = None,
         to_act: bool = False,
     ) -> Self:
-        """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
+        """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`), or from what
+        `resolve_policy` made of one, which says itself how it is read.
 
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
@@ -310,38 +304,26 @@ class VLAPolicy(ActorCriticPolicy):
         opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
         `backbone_kwargs` does not say otherwise.
         """
-        request = Request(
-            family=family,
-            unnorm_key=unnorm_key,
-            suite=suite,
-            action_spec=action_spec,
-            options=backbone_kwargs or {},
-            base=base,
-        )
-        found = resolve_policy(str(name), request, revision, dtype, to_act=to_act)
-        if found.folder is None and (dtype is not None or device_map is not None):
-            raise BadValue(f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights")
-        own = found.conventions
+        if isinstance(name, PolicyRef):
+            ref = name.fetched()
+        else:
+            settings: dict[str, Any] = {"family": family, "unnorm_key": unnorm_key, "revision": revision, "base": base}
+            settings |= {"verify": verify, "backbone_kwargs": backbone_kwargs, "dtype": dtype}
+            ref = resolve_policy(name, settings, suite=suite, action_spec=action_spec, to_act=to_act)
+        if ref.fresh and device_map is not None:
+            raise BadValue(f"device_map is for checkpoints; '{name}' is a family with fresh weights")
+        own = ref.conventions
         with built_for(get_device(device)):
             policy = cls(
                 own.observation_space() if observation_space is None else observation_space,
                 own.action_space() if action_space is None else action_space,
                 cls._dummy_schedule,
-                backbone=found.folder or name,
-                backbone_kwargs=found.request.options,
-                family=found.request.family,
-                unnorm_key=unnorm_key,
-                suite=suite,
+                backbone=ref,
                 temperature=temperature,
                 top_k=top_k,
                 greedy=greedy,
-                base=base,
-                verify=verify,
                 compile=compile,
-                action_spec=action_spec,
             )
-        if found.folder is not None:
-            set_source(policy.backbone, str(name), found.folder)
         if device_map is not None:
             policy.backbone.place(device_map, offload_folder)
             policy._build(cls._dummy_schedule)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.paths import check_folder
+from zoo.cli.agent import is_server
 from zoo.cli.arguments import OneLineParser, count, count_or_zero, share, value_of
 from zoo.cli.demonstration_source import (
     GAE_LAMBDA,
@@ -22,7 +23,6 @@ from zoo.cli.demonstration_source import (
     student_source,
 )
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.served_agent import is_server
 from zoo.cli.shared_flags import add_policy_arguments
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.config.settings import Fraction, Range

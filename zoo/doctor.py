@@ -11,9 +11,7 @@ from zoo.cli.arguments import OneLineParser, count, key_values
 from zoo.cli.main import guarded
 from zoo.cli.shared_flags import add_gym_packages_argument, add_params_argument, add_progress_argument
 from zoo.config.gym_packages import import_named_packages
-from zoo.runs.folder import CONFIG_FILE
-from zoo.runs.lookup import policy_folder
-from zoo.runs.shipped_agents import local_or_shipped
+from zoo.runs.lookup import policy_path
 
 _DEFAULT_EPISODES = 10
 
@@ -27,7 +25,7 @@ def parser() -> OneLineParser:
     )
     p.add_argument("--env", metavar="ID", help="look at this environment only (default: one of each benchmark)")
     p.add_argument(
-        "--policy", metavar="FOLDER", help="compare every byte of a policy, or of a run's, with its certificate"
+        "--policy", metavar="FOLDER", help="compare every byte of a policy, or of a run's, with its manifest"
     )
     p.add_argument("--oracle", action="store_true", help="replay the expert of --env")
     p.add_argument(
@@ -73,30 +71,22 @@ def _check_system(env_id: str | None) -> int:
 def _verify_policy(args: argparse.Namespace) -> int:
     if args.env is not None or args.oracle:
         raise BadValue("--policy looks at a policy folder alone; leave --env and --oracle out")
-    from vla_policies import VLAPolicy
-    from vla_policies.canary import check_canary
-    from vla_policies.checkpoint_folder import find_checkpoint
-    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-    from vla_policies.loading import verify_checkpoint
+    from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
+    from vla_policies.resolver import resolve_policy
 
-    folder = find_checkpoint(str(local_or_shipped(args.policy)))
-    if folder is None:
+    ref = resolve_policy(policy_path(args.policy))
+    if ref.fresh:
         raise BadValue(f"--policy {args.policy} means fresh weights; a folder or a Hub id is needed")
-    if (folder / CONFIG_FILE).is_file():
-        folder = policy_folder(str(folder))
-    certificate = verify_checkpoint(folder, whole=True)
-    if certificate is None:
+    if ref.manifest is None:
         raise BadValue(
-            f"'{folder}' has no {CERTIFICATE_FILE}, being of version 0.1 or of another program: nothing says what it "
+            f"'{ref.folder}' has no {MANIFEST_FILE}, being of version 0.1 or of another program: nothing says what it "
             "should hold. Policies that are saved from now on have one"
         )
-    for name, hashes in certificate.files.items():
-        print(f"ok       {name:<28} {hashes.sha256}")
-    if certificate.base is not None:
-        print(f"ok       {'base model':<28} {certificate.base}")
-    if certificate.canary is not None:
-        difference = check_canary(VLAPolicy.from_pretrained(folder, device="cpu"), certificate.canary)
-        print(f"ok       {'canary':<28} {len(certificate.canary)} numbers differ by at most {difference:.1g}")
+    ref.verify()
+    for name, sha256 in ref.manifest.files.items():
+        print(f"ok       {name:<28} {sha256}")
+    if ref.manifest.base is not None:
+        print(f"ok       {'base model':<28} {ref.manifest.base}")
     return 0
 
 

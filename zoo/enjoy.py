@@ -58,10 +58,10 @@ def run(argv: Sequence[str]) -> int:
     if not args.no_render:
         check_destination(output, suffix=".mp4")
 
-    from zoo.cli.open_agent import open_rollout, play
+    from zoo.agents.agent import open_agent, play
 
-    policy, envs = open_rollout(plan)
-    title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
+    policy, envs = open_agent(plan)
+    title, fps = f"{plan.name} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
     sentences = [tasks[start.task_id].instruction for start in plan.episodes]

@@ -9,7 +9,8 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.paths import check_destination
-from zoo.cli.agent import RolloutPlan, plan_rollout
+from zoo.agents.agent import Agent
+from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
@@ -60,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True)
     if args.output:
         check_destination(Path(args.output))
-    print(f"{plan.policy} on {plan.env}", flush=True)
+    print(f"{plan.name} on {plan.env}", flush=True)
     weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
@@ -72,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def results_file(plan: RolloutPlan, weights: str | None) -> Path:
+def results_file(plan: Agent, weights: str | None) -> Path:
     """The file of the results: `results.json` for those by the run's own protocol, else named by the departures.
 
     An evaluation of the same weights, of this SHA-256, on more start states is not replaced by one on fewer.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import vla_gym
 from vla_gym.system.paths import check_destination
-from zoo.cli.agent import RolloutPlan, plan_rollout
+from zoo.agents.agent import Agent
+from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
@@ -52,10 +53,10 @@ def run(argv: Sequence[str]) -> int:
     default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere=video_name(plan, "video"))
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
-    from zoo.cli.open_agent import open_rollout, play
+    from zoo.agents.agent import open_agent, play
 
-    print(f"{plan.policy} on {plan.env}", flush=True)
-    policy, envs = open_rollout(plan)
+    print(f"{plan.name} on {plan.env}", flush=True)
+    policy, envs = open_agent(plan)
     tasks = envs.benchmark.tasks
     recorder = EvaluationVideo(
         [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
@@ -79,14 +80,14 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def video_name(plan: RolloutPlan, stem: str) -> str:
+def video_name(plan: Agent, stem: str) -> str:
     """Return the name of a video that belongs to no run folder: `<stem>-<policy>-<environment>`."""
-    policy = Path(plan.policy)
+    policy = Path(plan.name)
     name = policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")
     return f"{stem}-{name}-{folder_name(plan.env)}"
 
 
-def finished_video(plan: RolloutPlan, recorded: EvaluationVideo, log: ActionLog, size: int | None) -> EvaluationVideo:
+def finished_video(plan: Agent, recorded: EvaluationVideo, log: ActionLog, size: int | None) -> EvaluationVideo:
     """Return the video as it was recorded, or with `size` the episodes of the `log` in images of that size.
 
     Raises `BadValue` where the simulator does not repeat itself exactly.

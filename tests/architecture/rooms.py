@@ -28,11 +28,11 @@ ROOMS = {
         ),
         *("token_backbone", "flow_backbone", "vlm_flow_config", "vlm_flow_backbone"),
         *("nano", "openvla", "openvla_oft", "pi0", "smolvla"),
-        *("registry", "recognition", "checkpoint_folder", "loading", "footprint", "canary", "policy"),
+        *("registry", "resolver", "loading", "footprint", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),
-        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "serving", "cli"),
+        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "serving", "agents", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

@@ -201,7 +201,7 @@ def test_a_recipe_that_starts_from_an_adapter_is_planned_with_it(algo: str, tmp_
 
 
 def test_a_plan_does_not_fetch_an_adapters_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vla_policies.checkpoint_folder.fetch", lambda *args, **kwargs: pytest.fail("fetched"))
+    monkeypatch.setattr("vla_policies.resolver.fetch", lambda *args, **kwargs: pytest.fail("fetched"))
     folder = start_folder("ppo ManiSkill-Plate25 openvla-oft", tmp_path)["checkpoint"]
     config = run_of("ppo ManiSkill-Plate25 openvla-oft", f"policy:{{checkpoint: {folder}}}")
     assert trained_numbers(config) < ADAPTER_NUMBERS

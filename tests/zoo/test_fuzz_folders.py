@@ -6,7 +6,6 @@ What is damaged, where and how follows from a drawn number (`tests/zoo/damage.py
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -22,14 +21,12 @@ import vla_gym
 from tests.zoo.damage import damage
 from tests.zoo.test_fuzz import cases, check
 from vla_gym.errors import BadValue, VLAZooError
-from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, extend_manifest
 from zoo.algorithms.ppo import PPO
 from zoo.cli.main import main
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.runs.folder import STATE_FILE
-from zoo.runs.seal import sealed
 from zoo.training.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.processes
@@ -66,7 +63,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory is `home`; commands that would start simulators or talk to the Hub end there."""
     monkeypatch.chdir(home)
     for place in (
-        *("zoo.cli.open_agent.open_rollout", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
+        *("zoo.agents.agent.open_agent", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
         *("zoo.training.train.train", "zoo.training.sft_trainer.finetune"),
     ):
         monkeypatch.setattr(place, _start)
@@ -124,7 +121,7 @@ def one_checkpoint(model: PPO, draw: random.Random) -> None:
     folder = max(Path(RUN, "checkpoints").iterdir())
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
     forged = draw.random() < 0.5
-    with damage(folder, draw) as what, put_back(folder / STATE_FILE, folder / CERTIFICATE_FILE):
+    with damage(folder, draw) as what, put_back(folder / STATE_FILE, folder / MANIFEST_FILE):
         name = what.partition(":")[0]
         if (folder / name).is_file() and (folder / name).read_bytes() == whole[name]:
             return
@@ -138,16 +135,9 @@ def one_checkpoint(model: PPO, draw: random.Random) -> None:
 
 
 def forge(folder: Path) -> None:
-    """Give a checkpoint the sizes and hashes of the files that it has, and take its policy's certificate away."""
-    state, certificate = folder / STATE_FILE, folder / CERTIFICATE_FILE
-    if certificate.is_file():
-        certificate.unlink()
-    files = [path for path in folder.iterdir() if path.is_file() and path != state]
-    with contextlib.suppress(ValueError, OSError, RecursionError):
-        facts = json.loads(state.read_text()) if state.is_file() else None
-        if isinstance(facts, dict):
-            facts = {**facts, "sha256": {}, "files": {path.name: path.stat().st_size for path in files}}
-            state.write_text(json.dumps(sealed(facts, {path.name: file_sha256(path) for path in files})))
+    """Give a checkpoint the hashes of the files that it has."""
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    extend_manifest(folder, [path.name for path in folder.iterdir() if path.is_file()])
 
 
 @contextlib.contextmanager
@@ -182,9 +172,9 @@ def test_a_policy(draw: random.Random) -> None:
 def one_policy(draw: random.Random) -> None:
     """A damaged policy folder, in half of the cases without a certificate."""
     best = Path(RUN, "best")
-    with damage(best, draw), put_back(best / CERTIFICATE_FILE):
-        if draw.random() < 0.5 and (best / CERTIFICATE_FILE).is_file():
-            (best / CERTIFICATE_FILE).unlink()
+    with damage(best, draw), put_back(best / MANIFEST_FILE):
+        if draw.random() < 0.5 and (best / MANIFEST_FILE).is_file():
+            (best / MANIFEST_FILE).unlink()
         with contextlib.suppress(VLAZooError):
             VLAPolicy.from_pretrained(best)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_gym.reading import check_no_pipe, file_sha256, read_json_object
 from vla_policies.checkpoint_io.folder import write_json
 from vla_policies.checkpoint_io.json_records import from_json, to_json
@@ -24,10 +24,6 @@ _SAMPLE_BYTES = 2**16
 _TENSORS = ("*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
 _TEXTS = ("config.json", "tokenizer*.json", "vocab.json", "added_tokens.json", "*processor*.json", "*statistics*.json")
 """Files that decide what a model computes, of those that a download brings."""
-_NEXT = (
-    "Write or download the folder again; to open it as it is: policy_kwargs verify: false "
-    "(-params 'policy_kwargs:{verify: false}')"
-)
 
 
 @dataclass(frozen=True)
@@ -39,38 +35,40 @@ class Manifest:
     base: str | None = None
     """`model_sha256` of the model that an adapter belongs to."""
 
+    def __post_init__(self) -> None:
+        """Raise `BadValue` for a name that is no file's of the folder itself."""
+        for name in self.files:
+            if Path(name).name != name:
+                raise BadValue(f"a manifest names a file outside its folder: {shown(name)}")
+
 
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the folder's manifest, None where it has none; raises `BadValue` for one that is damaged."""
     path, former = folder / MANIFEST_FILE, folder / FORMER_FILE
     if path.is_file():
-        manifest = from_json(Manifest, read_json_object(path), str(path))
-    elif former.is_file():
+        return from_json(Manifest, read_json_object(path), str(path))
+    if former.is_file():
         try:
-            files = {name: str(hashes["sha256"]) for name, hashes in read_json_object(former)["files"].items()}
+            values = read_json_object(former)
+            files = {name: str(hashes["sha256"]) for name, hashes in values["files"].items()}
         except (LookupError, TypeError, AttributeError) as error:
-            raise BadValue(f"'{former}' does not say the SHA-256 of each file. {_NEXT}") from error
-        path, manifest = former, Manifest(files)
-    else:
-        return None
-    for name in manifest.files:
-        if Path(name).name != name:
-            raise BadValue(f"'{path}' names a file outside its folder: '{name}'")
-    return manifest
+            raise BadValue(f"'{former}' is damaged: it does not say the SHA-256 of each file") from error
+        return Manifest(files, values.get("base"))
+    return None
 
 
-def check_manifest(folder: Path, manifest: Manifest) -> None:
+def check_manifest(folder: Path, manifest: Manifest, *, instead: str = "") -> None:
     """Raise `BadValue` that names a file of the folder which is missing or has another content than the manifest says.
 
-    Every byte is read, 0.6 s of CPU for a GB where it was measured.
+    Every byte is read, 0.6 s of CPU for a GB where it was measured. `instead` says what else the user can do.
     """
     for name, sha256 in manifest.files.items():
         if not (folder / name).is_file():
-            raise BadValue(f"policy folder '{folder}' lacks {name}, which its manifest lists. {_NEXT}")
+            raise BadValue(f"'{folder}' is damaged: it lacks {name}, which its manifest lists{instead}")
         if file_sha256(folder / name) != sha256:
             raise BadValue(
-                f"policy folder '{folder}' is not as it was written: {name} has other content than its manifest says "
-                f"(SHA-256), or was replaced meanwhile. {_NEXT}"
+                f"'{folder}' is damaged, or was replaced while it was opened: {name} has other content than its "
+                f"manifest says (SHA-256){instead}"
             )
 
 

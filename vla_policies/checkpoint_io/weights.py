@@ -28,6 +28,7 @@ from vla_policies.checkpoint_io.folder import (
     CONFIG_FILE,
     INDEX_FILE,
     WEIGHTS_FILE,
+    read_once,
     require_file,
     weight_files,
     write_json,
@@ -64,6 +65,10 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 def shapes_of(path: Path) -> dict[str, Tensor]:
     """All tensors of one file on the meta device."""
+    return read_once(path, _shapes_of)
+
+
+def _shapes_of(path: Path) -> dict[str, Tensor]:
     check_no_pipe(path)
     _check_fetched(path)
     try:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.reading import read_text
 from vla_policies.checkpoint_io.folder import OWN_KEY as OWN_KEY
-from vla_policies.checkpoint_io.folder import read_config
+from vla_policies.checkpoint_io.folder import read_config, read_once
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.modules.feature_cache import check_gib
 from vla_policies.openvla.vision import TowerShape, tower_shape
@@ -169,8 +169,12 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
         if not (folder / name).is_file():
             raise BadValue(f"checkpoint folder '{folder}' lacks {name}, which every OpenVLA checkpoint has")
     names = [TOKENIZER_FILE, *COMPANIONS]
-    files = {name: read_text(folder / name, most=MOST_BYTES) for name in names if (folder / name).is_file()}
+    files = {name: read_once(folder / name, _read_file) for name in names if (folder / name).is_file()}
     return official, read_config(folder, PREPROCESSOR_FILE), files
+
+
+def _read_file(path: Path) -> str:
+    return read_text(path, most=MOST_BYTES)
 
 
 OFT_ALONE = ("head", "use_state", "stop_token")

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.folder import has_weights, weight_files
+from vla_policies.checkpoint_io.folder import has_weights, read_once
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import CAMERA_KEYS, Conventions
@@ -194,14 +193,7 @@ def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
 
 def has_time_mlp(folder: Path) -> bool:
     """Whether the expert's norms are conditioned on time, as in pi0.5 only. Reads no tensors."""
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                if any(name.removeprefix("model.") == "time_mlp_in.weight" for name in file.keys()):  # noqa: SIM118
-                    return True
-        except (SafetensorError, OSError) as error:
-            raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-    return False
+    return any(name.removeprefix("model.") == "time_mlp_in.weight" for name in read_shapes(folder))
 
 
 def network_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -310,7 +302,7 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     root = folder / _OPENPI_ASSETS if _in_assets(folder) else folder
     for path in sorted(root.glob(f"**/{_OPENPI_STATISTICS}")):
         try:
-            parts = read_json_object(path)["norm_stats"]
+            parts = read_once(path, read_json_object)["norm_stats"]
             entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}
         except BadValue:
             raise

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.reading import read_json_object
-from vla_policies.checkpoint_io.folder import CONFIG_FILE, write_json
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, read_once, write_json
 from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.checkpoint_io.weights import read_safetensors, read_shapes, read_tensors, write_safetensors
 from vla_policies.processing.statistics import Normalization, Statistics, statistics_of_numbers
@@ -78,7 +78,11 @@ def processor_steps(folder: Path, name: str) -> list[Mapping[str, Any]]:
     path = folder / f"{name}.json"
     if not path.is_file():
         return []
-    steps = [step for step in read_json_object(path).get("steps", []) if step.get("config", {}).get("enabled", True)]
+    steps = [
+        step
+        for step in read_once(path, read_json_object).get("steps", [])
+        if step.get("config", {}).get("enabled", True)
+    ]
     for step in steps:
         kind = str(step.get("registry_name", step.get("class")))
         if kind not in STEPS:
@@ -130,7 +134,7 @@ def lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     path = _statistics_file(folder)
     if path is None:
         return {}
-    flat = read_safetensors(path)
+    flat = read_once(path, read_safetensors)
     found = {}
     for part, prefix in (("state", STATE + "."), ("action", ACTION + ".")):
         numbers = {name.removeprefix(prefix): x.tolist() for name, x in flat.items() if name.startswith(prefix)}

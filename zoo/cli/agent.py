@@ -1,7 +1,4 @@
-"""Flags become a policy and the environment it acts in, checked, for the commands that roll a policy out.
-
-`zoo.cli.open_agent` then loads the policy and starts the simulators.
-"""
+"""Flags become an agent, checked, for the commands that roll a policy out; `zoo.agents.agent` opens it."""
 
 from __future__ import annotations
 
@@ -10,83 +7,48 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
-from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
 from vla_policies.registry import FAMILIES
-from zoo.cli.acting import (
-    can_sample,
+from vla_policies.resolver import PolicyRef
+from zoo.agents.agent import Agent, PolicyServer
+from zoo.agents.recipe import (
     check_acting,
-    given_settings,
-    open_run,
-    options_to_act,
-    policy_kwargs_of,
-    protocol_of,
+    find_policy,
+    policy_env_options,
+    policy_lengths,
+    recipe_to_act,
+    settings_to_act,
 )
-from zoo.cli.arguments import DEFAULT_NUM_ENVS
-from zoo.cli.policy_choice import PolicyChoice, resolve_policy
-from zoo.cli.recipe import recipe_to_act, settings_to_act
-from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.config.evaluation_options import carried_options
-from zoo.config.gym_packages import import_named_packages
-from zoo.config.run_config import benchmark_options, env_options
-from zoo.evaluation.evaluator import choose_start_states, episodes_of
+from zoo.config.gym_packages import import_named_packages, import_packages_of
+from zoo.config.run_config import (
+    ENV_OPTIONS,
+    TRAINING_ONLY,
+    PolicyOptions,
+    benchmark_options,
+    check_settings,
+    env_options,
+    known_settings,
+)
+from zoo.config.settings import annotations_of, check_fields, unknown_setting
+from zoo.evaluation.evaluator import choose_start_states
 from zoo.evaluation.protocol import EvaluationProtocol
-from zoo.hub.download import is_remote
-from zoo.runs.folder import folder_name
-from zoo.runs.lookup import policy_folder
+from zoo.hub.download import download_run, is_remote
+from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name
+from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import is_shipped
 from zoo.yaml_text import read_yaml_mapping
 
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutPlan:
-    """A policy and its environment, checked; nothing heavy has been loaded for it."""
-
-    env: str
-    """Environment id."""
-    policy: str
-    """Family name or checkpoint folder."""
-    suite: str | None
-    """Suite of the tasks, where it is one."""
-    policy_kwargs: Mapping[str, Any]
-    """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""
-    protocol: EvaluationProtocol
-    """How it acts, and how often."""
-    env_options: Mapping[str, Any]
-    """Keyword arguments of `make_vec`, those of training left out."""
-    num_envs: int
-    """N, environments side by side."""
-    start_states: tuple[StartState, ...]
-    """Where its episodes begin, task-major."""
-    output_folder: Path | None
-    """Run folder the policy comes from, if it comes from one here; results belong there."""
-    can_sample: bool = True
-    """Whether its actions can be sampled."""
-    departures: tuple[str, ...] = ()
-    """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
-    server: Served | None = None
-    """Where the policy is served, if it is not loaded here."""
-    device: str
-    """Name of the policy's torch device."""
-    num_threads: int | None
-    """Torch CPU threads; None leaves torch's own choice."""
-    seed: int
-    """Seed of sampled actions."""
-
-    @property
-    def episodes(self) -> tuple[StartState, ...]:
-        """The start state of each episode, in the order they are played."""
-        return tuple(start for start, _ in episodes_of(self.start_states, self.protocol.rounds))
-
-    def named(self, stem: str) -> str:
-        """Return `stem` and the departures: the name of a file in the run folder, without its suffix."""
-        return "_".join([stem, *self.departures])
-
+_OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
+"""Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
+OF_LEARNING = ("value_lr", "optimizer_kwargs")
+"""Settings of a policy that do not apply where it only acts."""
 
 OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units", "aspect")
 """Options of an environment that say what a policy sees and what its actions mean."""
@@ -99,7 +61,7 @@ def plan_rollout(
     n_timesteps: int | None = None,
     unplayed: bool = False,
     as_published: bool = False,
-) -> RolloutPlan:
+) -> Agent:
     """Resolve the selectors of `zoo.cli.shared_flags.add_policy_arguments`.
 
     Args:
@@ -119,38 +81,40 @@ def plan_rollout(
     kwargs = policy_kwargs_of(args, given)
     protocol = protocol_of(args, given, kwargs)
     if args.run is None:
-        agent = _family_or_folder(args, kwargs, as_published=as_published)
+        chosen = _family_or_folder(args, kwargs, as_published=as_published)
     else:
-        agent = _trained_agent(args, kwargs)
-    if agent.server is None:
-        refuse_server_flags(args)
-    trained, options = _environments(args, given, agent, unplayed=unplayed, as_published=as_published)
-    benchmark = find_benchmark(agent.env, **benchmark_options(options))
+        chosen = _trained_agent(args, kwargs)
+    trained, options = _environments(args, given, chosen, unplayed=unplayed, as_published=as_published)
+    benchmark, policy = find_benchmark(chosen.env, **benchmark_options(options)), chosen.policy
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
-    _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
-    if agent.server is None:
-        check_acting(agent.policy, protocol, kwargs)
+    if isinstance(policy, PolicyRef):
+        for name in ("token_file", "server_conf"):
+            if getattr(args, name) is not None:
+                raise BadValue(f"{flag_of(name)} is for a policy server; give --policy ws://HOST:PORT or leave it out")
+        lengths = policy_lengths(policy)
+        check_acting(policy, protocol, kwargs)
     else:
-        agent.server.declaration.check_environment(benchmark, options)
-        agent.server.check_acting(protocol)
+        lengths = {"state_dim": policy.declaration.state_dim, "action_dim": policy.declaration.action_dim}
+    reads_state = options.get("state", True)
+    check_lengths(lengths, {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim})
+    if isinstance(policy, PolicyServer):
+        policy.declaration.check_environment(benchmark, options)
+        policy.check_acting(protocol)
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     start_states = choose_start_states(benchmark.tasks, episodes)
     words = [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
-    return RolloutPlan(
-        env=agent.env,
-        policy=agent.policy.name,
-        suite=benchmark.suite,
-        policy_kwargs=agent.policy_kwargs,
+    return Agent(
+        env=chosen.env,
+        policy=policy,
+        policy_kwargs=chosen.policy_kwargs,
         protocol=replace(protocol, start_states=episodes, split=options.get("split")),
         env_options=options,
         num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states) * protocol.rounds),
         start_states=tuple(start_states),
-        output_folder=agent.output_folder,
-        can_sample=can_sample(agent.policy),
-        departures=(*agent.departures, *words) if args.run is not None else (),
-        server=agent.server,
+        output_folder=chosen.output_folder,
+        departures=(*chosen.departures, *words) if args.run is not None else (),
         device=args.device,
         num_threads=args.num_threads,
         seed=args.seed,
@@ -158,36 +122,37 @@ def plan_rollout(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Agent:
+class _Chosen:
     """A policy, where it acts, and the options of the environment it was trained in."""
 
     env: str
-    policy: PolicyChoice
+    policy: PolicyRef | PolicyServer
     env_options: Mapping[str, Any]
     policy_kwargs: Mapping[str, Any]
     output_folder: Path | None = None
     departures: Sequence[str] = ()
-    server: Served | None = None
 
 
 def _environments(
-    args: argparse.Namespace, given: Mapping[str, Any], agent: _Agent, *, unplayed: bool, as_published: bool
+    args: argparse.Namespace, given: Mapping[str, Any], chosen: _Chosen, *, unplayed: bool, as_published: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the environment that the agent knows, and of the one it acts in; see `plan_rollout`."""
-    trained = {**agent.env_options, **agent.policy.env_options}
+    trained = dict(chosen.env_options)
+    if isinstance(chosen.policy, PolicyRef):
+        trained |= policy_env_options(chosen.policy)
     if as_published:
         trained = {name: value for name, value in trained.items() if name in OF_POLICY}
     asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
     options = options_to_act(trained) | asked
     if unplayed and args.run is not None:
         practised = trained.get("split", "train")
-        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
+        if (split := unplayed_split(chosen.env, {**options, "split": practised})) != practised:
             trained |= {"split": split}
             options |= {"split": asked.get("split", split)}
     return trained, options
 
 
-def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
+def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Chosen:
     """Return the agent of `-i`, a run here or on the Hub."""
     run, folder = open_run(args.run)
     config = run.config()
@@ -195,9 +160,9 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
     departures = [] if env == config.env else [folder_name(env)]
     if folder.resolve() != policy_folder(str(run.path)).resolve():
         departures.append(folder.name)
-    return _Agent(
+    return _Chosen(
         env=env,
-        policy=resolve_policy(str(folder), suite=find_benchmark(env).suite, settings=kwargs, to_act=True),
+        policy=find_policy(str(folder), kwargs, benchmark=find_benchmark(env), trained=True, to_act=True)[0],
         env_options=config.env_options if env == config.env else carried_options(env, config.env_options),
         policy_kwargs=kwargs,
         output_folder=None if is_remote(args.run) or is_shipped(run.path) else run.path,
@@ -205,31 +170,144 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
     )
 
 
-def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Agent:
+def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Chosen:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
     if is_server(args.policy):
-        served = find_server(args, kwargs)
-        return _Agent(
-            env=served.env,
-            policy=served.choice,
-            env_options=served.env_options,
-            policy_kwargs=kwargs,
-            server=served,
-        )
+        server = find_server(args, kwargs)
+        env = args.env or server.declaration.env
+        if env is None:
+            raise BadValue(
+                "--env is missing: the server does not name one. Say where to act, e.g. --env LIBERO-Spatial"
+            )
+        return _Chosen(env=env, policy=server, env_options=server.declaration.options(), policy_kwargs=kwargs)
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
     env = args.env
     by_recipe = as_published or args.policy in FAMILIES
-    policy = resolve_policy(
+    policy, own = find_policy(
         args.policy,
-        suite=find_benchmark(env).suite,
-        settings=kwargs,
+        kwargs,
+        lambda family: recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {}),
+        benchmark=find_benchmark(env),
         to_act=True,
-        start_of=lambda family: recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {}),
-        action_dim=find_benchmark(env).action_dim,
     )
-    values = settings_to_act(env, policy, kwargs, by_recipe=by_recipe)
-    return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
+    values = settings_to_act(env, policy, own, kwargs, by_recipe=by_recipe)
+    policy = policy.read_by(values["policy_kwargs"])
+    return _Chosen(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
+
+
+# A policy server ------------------------------------------------------------------------------------------
+
+
+def is_server(name: str | None) -> bool:
+    """Whether a policy's name is the address of a policy server."""
+    return name is not None and name.startswith(("ws://", "wss://"))
+
+
+def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> PolicyServer:
+    """Ask the server at `--policy` what it serves.
+
+    Raises `BadValue` for settings of a policy, which are its server's, and `ServerFailed` for a server that does not
+    answer.
+    """
+    from zoo.serving.wire import require_wire_packages
+
+    require_wire_packages()
+    from zoo.serving.client import read_declaration, server_address
+
+    if policy_kwargs:
+        raise BadValue(
+            f"{', '.join(policy_kwargs)}: settings of a policy are its server's, {args.policy}; leave them out"
+        )
+    address = server_address(args.policy, conf_file=args.server_conf, token_file=args.token_file)
+    return PolicyServer(address=address, declaration=read_declaration(address))
+
+
+# Flags ----------------------------------------------------------------------------------------------------
+
+
+def open_run(path: str) -> tuple[RunFolder, Path]:
+    """Return the run of `-i`, here or on the Hub, and the folder of its policy; imports the packages it needs."""
+    if is_remote(path):  # a published run imports nothing unasked
+        run = download_run(path)
+        return run, policy_folder(str(run.path))
+    run = find_run(path)
+    import_packages_of(run.path / ARGS_FILE)
+    return run, policy_folder(path)
+
+
+def options_to_act(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trained environment's options, but for those that change nothing where its policy only acts."""
+    unused = (*TRAINING_ONLY, "num_workers")
+    return {name: value for name, value in options.items() if name not in unused}
+
+
+def given_settings(params: Sequence[str]) -> dict[str, Any]:
+    """Return `-params` of a command that rolls a policy out, checked as those of training.
+
+    They are settings of the environment, and `policy_kwargs`, which may also say where the weights go
+    (`dtype`, `device_map`, `offload_folder`). Raises `UnknownName` or `BadValue` for others.
+    """
+    values = key_values(params)
+    policy = values.pop("policy_kwargs", None)
+    allowed = [*(name for name in ENV_OPTIONS if name not in TRAINING_ONLY), "policy_kwargs"]
+    for name in values:
+        if name not in allowed:
+            if name not in known_settings("ppo") and name not in OF_LEARNING:
+                raise unknown_setting(allowed, name, "-params")
+            raise BadValue(
+                f"-params {name}: a policy that is rolled out takes settings of the environment and policy_kwargs "
+                "only, such as -params 'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: l1}}'"
+            )
+    given = check_settings("ppo", values, "-params")
+    if policy is not None:
+        given["policy_kwargs"] = _policy_kwargs(policy)
+    return given
+
+
+def _policy_kwargs(values: Any) -> dict[str, Any]:
+    where = "-params: policy_kwargs"
+    if not isinstance(values, Mapping):
+        return dict(check_settings("ppo", {"policy_kwargs": values}, "-params"))  # raises
+    mapped = {"device_map": Mapping[str, Any]} if isinstance(values.get("device_map"), Mapping) else {}
+    checked = check_fields({**annotations_of(PolicyOptions), **_OPENING, **mapped}, values, where)
+    for name in checked:
+        if name in OF_LEARNING:
+            raise BadValue(f"{where}: {name} is for training; a policy that is rolled out learns nothing, leave it out")
+    return checked
+
+
+def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `policy_kwargs` of `given_settings`, with the flags that say the same; raises where they disagree."""
+    kwargs = dict(given.get("policy_kwargs", {}))
+    for name in ("unnorm_key", "temperature", "top_k"):
+        flag = getattr(args, name, None)
+        if flag is not None and kwargs.setdefault(name, flag) != flag:
+            raise BadValue(
+                f"{flag_of(name)} {flag} and -params policy_kwargs:{{{name}: {kwargs[name]}}} disagree; leave one out"
+            )
+    return kwargs
+
+
+def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EvaluationProtocol:
+    """Return how success is to be measured, by the results of `given_settings` and `policy_kwargs_of`.
+
+    The flags `--temperature` and `--top-k` ask for sampled actions. The same settings in `policy_kwargs` do not: they
+    only say how the policy samples, and which actions are nearest the mean.
+    """
+    drawn = [name for name in ("temperature", "top_k") if getattr(args, name) is not None]
+    if drawn and args.deterministic:
+        raise BadValue(f"{flag_of(drawn[0])} is of sampled actions, --deterministic takes none; leave one of them out")
+    sample = args.stochastic or bool(drawn)
+    return EvaluationProtocol(
+        sample=sample,
+        temperature=kwargs.get("temperature") if sample else None,
+        top_k=kwargs.get("top_k") if sample else None,
+        rounds=args.rounds or 1,
+        start_states=None,
+        split=given.get("split"),
+        env_kwargs=given.get("env_kwargs", {}),
+    )
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:
@@ -257,14 +335,6 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
         path = Path(args.instructions)
         options["instructions"] = read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")
     return options
-
-
-def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: bool) -> None:
-    """Raise `BadValue` for a policy that was made for other states or actions, before simulators start."""
-    check_lengths(
-        policy.lengths,
-        {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim},
-    )
 
 
 def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:

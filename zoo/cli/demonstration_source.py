@@ -11,7 +11,8 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.cli.agent import RolloutPlan, plan_rollout, task_options
+from zoo.agents.agent import Agent
+from zoo.cli.agent import plan_rollout, task_options
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, is_given, key_values
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.hyperparams import load_hyperparams
@@ -125,10 +126,10 @@ def student_source(args: argparse.Namespace) -> Source:
     share = STUDENT_SHARE if args.student_share is None else args.student_share
 
     def opened() -> Opened:
-        from zoo.cli.open_agent import open_rollout
+        from zoo.agents.agent import open_agent
         from zoo.demonstrations.take_over import take_over
 
-        student, envs = open_rollout(plan, every_step=True, privileged=True)
+        student, envs = open_agent(plan, every_step=True, privileged=True)
         rules = {"deterministic": not plan.protocol.sample, "share": share, "noise": args.noise, "seed": args.seed}
         return envs, lambda tries, first, _: take_over(
             envs, student, make_expert, tries[: plan.num_envs], first, **rules
@@ -139,7 +140,7 @@ def student_source(args: argparse.Namespace) -> Source:
         "options": _recorded(options),
         "noise": args.noise,
         "seed": args.seed,
-        "student": plan.policy,
+        "student": plan.name,
         "student_share": share,
         "stochastic": plan.protocol.sample,
         **_opened_with(plan),
@@ -166,7 +167,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 
     def opened() -> Opened:
-        from zoo.cli.open_agent import open_rollout
+        from zoo.agents.agent import open_agent
         from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
 
         rules = RolloutRules(
@@ -176,13 +177,13 @@ def policy_source(args: argparse.Namespace) -> Source:
             gae_lambda=gae_lambda,
             values=plan.server is None,
         )
-        policy, envs = open_rollout(plan, every_step=True)
+        policy, envs = open_agent(plan, every_step=True)
         return envs, lambda tries, first, _: roll_out(envs, policy, tries[: plan.num_envs], first, rules)
 
     settings = {
         "env": plan.env,
         "options": _recorded(options),
-        "policy": plan.policy,
+        "policy": plan.name,
         "stochastic": plan.protocol.sample,
         **_opened_with(plan),
         "gamma": gamma,
@@ -214,7 +215,7 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
     return options | task_options(args)
 
 
-def _opened_with(plan: RolloutPlan) -> dict[str, Any]:
+def _opened_with(plan: Agent) -> dict[str, Any]:
     """Return the settings of how the policy acts, such as its temperature; empty where none was given."""
     return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import BadValue, VLAZooError, os_reason
-from zoo.cli.agent import RolloutPlan
+from zoo.agents.agent import Agent
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.files import write_text
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from vla_gym.vector.vector_env import VLAVectorEnv
 
 
-def weights_of(plan: RolloutPlan) -> str | None:
+def weights_of(plan: Agent) -> str | None:
     """SHA-256 of the plan's weights, as their server tells it where they are served; None where it is not known."""
-    return weights_sha256(Path(plan.policy)) if plan.server is None else plan.server.declaration.weights_sha256
+    return weights_sha256(Path(plan.name)) if plan.server is None else plan.server.declaration.weights_sha256
 
 
 def partial_file(output: Path) -> Path:
@@ -29,22 +29,16 @@ def partial_file(output: Path) -> Path:
     return output.with_name(f"{output.stem}_partial{output.suffix}")
 
 
-def measure(
-    plan: RolloutPlan, *, weights: str | None, partial: Path, progress: bool | None
-) -> tuple[str, dict[str, Any]]:
+def measure(plan: Agent, *, weights: str | None, partial: Path, progress: bool | None) -> tuple[str, dict[str, Any]]:
     """Play the plan's episodes; returns the table of success and the record as JSON values.
 
-    `weights` is their `weights_of`; raises `BadValue` where the policy that is opened has others.
+    `weights` is their `weights_of`.
     An error of the kind that users meet (a policy server or a simulator that is gone) leaves the finished episodes in
     the file `partial`, and says so.
     """
-    from vla_policies.checkpoint_folder import replaced
-    from zoo.cli.open_agent import open_rollout, play
+    from zoo.agents.agent import open_agent, play
 
-    policy, envs = open_rollout(plan)
-    if weights_of(plan) != weights:  # a run that trains may replace its best/ at any time
-        envs.close()
-        raise replaced(Path(plan.policy))
+    policy, envs = open_agent(plan)
     bar = Progress(len(plan.episodes), on=progress, unit="episode")
     finished: list[EpisodeRecord] = []
 
@@ -71,7 +65,7 @@ def measure(
 
 
 def _record(
-    plan: RolloutPlan, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
+    plan: Agent, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
 ) -> dict[str, Any]:
     protocol, own_words = envs.protocol(), len(envs.config.own_instructions)
     line = protocol_line(plan.env, episodes, envs.benchmark, chunk=envs.chunk, actions=actions, own_words=own_words)
@@ -80,7 +74,7 @@ def _record(
         envs.benchmark.tasks,
         env_id=plan.env,
         protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": plan.seed}},
-        policy=plan.policy,
+        policy=plan.name,
         weights_sha256=weights,
         seed=plan.seed,
         deterministic=not plan.protocol.sample,

@@ -10,22 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import user_path
 from vla_gym.registry import find_benchmark
 from vla_gym.system.paths import check_destination
+from vla_policies.checkpoint_io.folder import CONFIG_FILE
+from vla_policies.model_folder import Request
 from vla_policies.registry import FAMILIES
-from zoo.cli.acting import given_settings
-from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
+from vla_policies.resolver import open_folder
+from zoo.agents.agent import Agent
+from zoo.agents.recipe import find_policy, over_recipe
+from zoo.cli.agent import OF_POLICY, given_settings, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
-from zoo.cli.policy_choice import own_family, policy_of, resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
-from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.hyperparams import acting_recipe, deep_merge, load_hyperparams
 from zoo.config.published import ANY_SUITE, PublishedRow, find_published
 from zoo.config.run_config import RunConfig, benchmark_options, build_config, env_options
 from zoo.config.settings import yaml_line
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.runs.lookup import policy_path
 from zoo.training.run_plan import RunPlan, arithmetic_lines
 
 _SET_BY_ROW = (
@@ -103,12 +107,21 @@ def _check_family(args: argparse.Namespace, row: PublishedRow) -> None:
     """Raise `BadValue` for a policy that is known to be of another family than the row's, unless the user names one."""
     if args.policy is None or row.family is None or "family" in given_settings(args.params).get("policy_kwargs", {}):
         return
-    family = own_family(args.policy)
+    family = _own_family(args.policy)
     if family not in (None, row.family):
         raise BadValue(
             f"--published {row.name} plays {row.family}, and '{args.policy}' is of family {family}; give weights of "
             f"{row.family}"
         )
+
+
+def _own_family(name: str) -> str | None:
+    """The family that a name is, or that a folder here in this project's layout says; None of others."""
+    if name in FAMILIES:
+        return name
+    folder = user_path(policy_path(name))
+    ref = open_folder(folder, Request(verify=False)) if (folder / CONFIG_FILE).is_file() else None
+    return ref.family if ref is not None and ref.own_layout else None
 
 
 def _shared(given: Mapping[str, Any], decided: Mapping[str, Any]) -> str | None:
@@ -154,7 +167,7 @@ def _starts(
     return {env: min(grid[env], episodes or row.protocol.start_states or grid[env]) for env in envs}
 
 
-def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> RolloutPlan:
+def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> Agent:
     """Return the evaluation in one environment by the row's protocol."""
     flags, protocol = copy(args), row.protocol
     flags.env = env
@@ -182,8 +195,7 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
             return [f"weights      {error}"]
         name, kwargs = acting_settings(env, policy)
         if args.policy is not None:
-            folder = policy_of(name)
-            name = str(folder) if folder.is_dir() else name
+            name = policy_path(name)
             kwargs = {**kwargs, **given_settings(args.params).get("policy_kwargs", {})}
         _check_whole(name, {"family": row.family, **kwargs})
         lines |= dict.fromkeys(f"{part.role:<12} {part.line()}" for part in start_parts(name, kwargs))
@@ -192,7 +204,6 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
 
 def _check_whole(policy: str, kwargs: Mapping[str, Any]) -> None:
     """Raise `BadValue` where all parts of a policy are here and a file of theirs is missing or damaged."""
-    from vla_policies.model_folder import Request
     from zoo.training.start_weights import check_files, start_parts
 
     folders = [part.folder for part in start_parts(policy, kwargs)]
@@ -248,12 +259,7 @@ def recipe_lines(row: PublishedRow, env: str | None = None) -> list[str]:
 def recipe_plan(algo: str, env: str, family: str) -> RunPlan:
     """Return the plan of a recipe under its family's bare name, on one process."""
     recipe, benchmark = load_hyperparams(algo, env, family), find_benchmark(env)
-    policy = resolve_policy(
-        family,
-        suite=benchmark.suite,
-        start_of=lambda _: recipe.values.get("policy", {}),
-        action_dim=benchmark.action_dim,
-    )
-    values = over_recipe(recipe.values, policy, {})
+    policy, own = find_policy(family, {}, lambda _: recipe.values.get("policy", {}), benchmark=benchmark)
+    values = over_recipe(recipe.values, policy, own, {})
     config = build_config(algo=algo, env=env, policy=policy.name, values=values, seed=0, entry=recipe.entry)
     return RunPlan.resolve(config, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from zoo.cli.acting import OF_LEARNING
+from zoo.cli.agent import OF_LEARNING
 from zoo.cli.arguments import as_pairs, flag_of, key_values
 from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.run_config import RunConfig

@@ -18,10 +18,8 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
-from zoo.cli.acting import check_acting, check_trainable
+from zoo.agents.recipe import check_acting, check_trainable, find_policy, over_recipe, policy_lengths
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
-from zoo.cli.policy_choice import resolve_policy
-from zoo.cli.recipe import over_recipe
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm, check_once
 from zoo.config.batch_plan import evaluated_benchmark
 from zoo.config.evaluation_options import EVAL_OPTIONS, check_same_robot, evaluation_protocol
@@ -127,26 +125,26 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
 def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Return the policy, the key of its hyperparameter entry and that entry's settings, `overrides` over them."""
     conf_file = None if args.conf_file is None else Path(args.conf_file)
-    action_dim = find_benchmark(args.env).action_dim
+    benchmark = find_benchmark(args.env)
 
     def start_of(family: str) -> Mapping[str, Any]:
         recipe = load_hyperparams(algo, args.env, family, conf_file).values
         return deep_merge(recipe.get("policy", {}), overrides.get("policy", {}))
 
-    policy = resolve_policy(
+    policy, own = find_policy(
         "nano" if args.policy is None else args.policy,
-        suite=find_benchmark(args.env).suite,
-        settings=overrides.get("policy_kwargs", {}),
-        start_of=start_of,
-        action_dim=action_dim,
+        overrides.get("policy_kwargs", {}),
+        start_of,
+        benchmark=benchmark,
     )
     check_trainable(policy)
-    check_lengths({"action_dim": policy.lengths.get("action_dim", action_dim)}, {"action_dim": action_dim})
+    action_dim = policy_lengths(policy).get("action_dim", benchmark.action_dim)
+    check_lengths({"action_dim": action_dim}, {"action_dim": benchmark.action_dim})
     asked = {name: value for name, value in overrides.items() if name in EVAL_OPTIONS}
     evaluation = evaluation_protocol({**asked, **given_evaluation(args, algo)}, {}, 0)
     check_acting(policy, evaluation, evaluation.sampling, flags="--eval-")
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
-    return policy.name, tuned.entry, over_recipe(without_counts(tuned.values, overrides), policy, overrides)
+    return policy.name, tuned.entry, over_recipe(without_counts(tuned.values, overrides), policy, own, overrides)
 
 
 def _num_collectors(args: argparse.Namespace) -> int:

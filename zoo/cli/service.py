@@ -10,9 +10,9 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_policies.registry import FAMILIES
-from zoo.cli.acting import check_acting, given_settings, open_run, options_to_act, policy_kwargs_of
-from zoo.cli.policy_choice import PolicyChoice, resolve_policy
-from zoo.cli.recipe import recipe_to_act, settings_to_act
+from vla_policies.resolver import PolicyRef
+from zoo.agents.recipe import check_acting, find_policy, policy_env_options, recipe_to_act, settings_to_act
+from zoo.cli.agent import given_settings, open_run, options_to_act, policy_kwargs_of
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -57,18 +57,11 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
     def start_of(family: str) -> Mapping[str, Any]:
         return {} if env is None or trained else recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {})
 
-    choice = resolve_policy(
-        policy,
-        suite=suite,
-        settings=kwargs,
-        to_act=True,
-        start_of=start_of,
-        action_dim=None if benchmark is None or trained else benchmark.action_dim,
-    )
+    choice, own = find_policy(policy, kwargs, start_of, benchmark=benchmark, trained=bool(trained), to_act=True)
     check_acting(choice, EvaluationProtocol(sample=args.stochastic), kwargs)
     options = {} if env is None else _options(trained, choice)
     if env is not None and not trained:
-        values = settings_to_act(env, choice, kwargs, by_recipe=by_recipe)
+        values = settings_to_act(env, choice, own, kwargs, by_recipe=by_recipe)
         kwargs, options = values["policy_kwargs"], _options(env_options(values), choice)
     if env is not None:
         find_benchmark(env, **benchmark_options(options))
@@ -83,6 +76,6 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
     )
 
 
-def _options(own: Mapping[str, Any], choice: PolicyChoice) -> dict[str, Any]:
+def _options(own: Mapping[str, Any], choice: PolicyRef) -> dict[str, Any]:
     """Return the options of the run's or the recipe's environment, as the policy needs them."""
-    return options_to_act({**own, **choice.env_options})
+    return options_to_act({**own, **policy_env_options(choice)})

@@ -61,10 +61,9 @@ def trains_in_16_bits(config: RunConfig) -> bool:
 
 
 def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    from vla_policies.checkpoint_folder import adapter_folder, read_header
     from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
-    from vla_policies.model_folder import Request
     from vla_policies.modules.lora_config import read_adapter_config
+    from vla_policies.resolver import adapter_folder, resolve_policy
 
     kwargs, folder = config.policy_kwargs, user_path(config.policy)
     family, base = kwargs.get("family"), kwargs.get("base")
@@ -77,12 +76,10 @@ def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict
             model = base or str(values["base_model_name_or_path"])
             if model != OWN_BASE and local_folder(model, None if base else values.get("revision")) is None:
                 return None if family is None else (family, adapted)
-        header = read_header(
-            folder, Request(family=family, unnorm_key=kwargs.get("unnorm_key"), options=adapted, base=base)
-        )
+        ref = resolve_policy(config.policy, {**kwargs, "verify": False, "backbone_kwargs": adapted})
+        return ref.family, dict(ref.options)
     except BadValue:
         return None  # training says what is wrong with it
-    return header.family, dict(header.model)
 
 
 def check_quantization(config: RunConfig, *, sharded: bool) -> None:

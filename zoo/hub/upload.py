@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +37,6 @@ from zoo.runs.folder import (
 )
 from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import lacks_evaluation
-from zoo.runs.seal import HASHES, check_seal, sealed
 
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE, SCORE_FILE)
@@ -135,6 +134,7 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
         files[REPLAY] = inside(run.videos, videos[-1].name, run.videos)
     if publication.base is not None:
         _rename_base(files, publication.base, scratch)
+    _fit_manifests(files, scratch)
     card = scratch / CARD
     card.write_text(model_card(card_facts(publication, policy, weights, files, saved_step=saved)), encoding="utf-8")
     return {**files, CARD: card}
@@ -143,15 +143,18 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
 def _check_whole(run: RunFolder, policy: Path, saved_step: int | None) -> None:
     """Raise `BadValue` where the policy, or the checkpoint that would be sent beside it, is damaged or lacks a file."""
     # It loads torch, which a command's flags do without.
-    from vla_policies.checkpoint_io.certificate import check_certificate
+    from vla_policies.checkpoint_io.manifest import check_manifest, read_manifest
+    from zoo.training.checkpoint import manifest_of
 
-    check_certificate(policy, whole=True)
+    if (manifest := read_manifest(policy)) is not None:
+        check_manifest(policy, manifest)
     if not any(policy.glob("*.safetensors")):
         raise BadValue(f"'{policy}' holds no weights (*.safetensors)")
     if saved_step is not None:
         checkpoint = run.checkpoint(saved_step)
         with content_of(checkpoint / STATE_FILE):
-            check_seal(checkpoint, read_json(checkpoint / STATE_FILE))
+            if (manifest := manifest_of(checkpoint, read_json(checkpoint / STATE_FILE))) is not None:
+                check_manifest(checkpoint, manifest)
 
 
 def _sent_of(folder: Path) -> list[Path]:
@@ -192,9 +195,10 @@ def adapter_base(policy: Path) -> str | None:
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
 
-    # They load torch, which a command's flags do without.
-    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
     from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS
+
+    # They load torch, which a command's flags do without.
+    from vla_policies.checkpoint_io.manifest import FORMER_FILE, MANIFEST_FILE
     from vla_policies.processing.norm_stats import STATISTICS_FILE
 
     if constants.ENDPOINT != "https://huggingface.co":
@@ -205,7 +209,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     hidden = api.repo_info(repo).private
     if not publication.public and hidden is False:
         raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
-    of_one_run = (*_OF_ONE_RUN, CERTIFICATE_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
+    of_one_run = (*_OF_ONE_RUN, MANIFEST_FILE, FORMER_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
     stale = [
         name
         for name in api.list_repo_files(repo)
@@ -223,31 +227,29 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
-    """Make every adapter among the files name `base`, and certificates and checkpoints' states agree with it."""
-    # Both load torch, which a command's flags do without.
-    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE, recertified
-    from vla_policies.checkpoint_io.folder import write_json
-
+    """Make every adapter among the files name `base`."""
     for number, name in enumerate([name for name in files if name.endswith(ADAPTER_CONFIG_FILE)]):
-        changed = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"
         values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
-        changed.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        files[name] = changed
-        folder = name.removesuffix(ADAPTER_CONFIG_FILE)
-        rewritten = {ADAPTER_CONFIG_FILE: changed}
-        if folder + CERTIFICATE_FILE in files:
-            certificate = recertified(files[folder + CERTIFICATE_FILE].parent, {ADAPTER_CONFIG_FILE: changed})
-            rewritten[CERTIFICATE_FILE] = scratch / f"{number}.{CERTIFICATE_FILE}"
-            write_json(rewritten[CERTIFICATE_FILE], to_json(certificate))
-        files |= {folder + name: path for name, path in rewritten.items()}
-        state = folder + STATE_FILE
-        if state in files:
-            noted = read_json(files[state])
-            noted["files"] |= {name: path.stat().st_size for name, path in rewritten.items()}
-            if HASHES in noted:
-                noted = sealed(noted, {name: file_sha256(path) for name, path in rewritten.items()})
-            files[state] = scratch / f"{number}.{STATE_FILE}"
-            files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
+        files[name] = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"
+        files[name].write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _fit_manifests(files: dict[str, Path], scratch: Path) -> None:
+    """Make the manifests, or what earlier versions wrote instead, list what is sent, with its hashes."""
+    # They load torch, which a command's flags do without.
+    from vla_policies.checkpoint_io.folder import write_json
+    from vla_policies.checkpoint_io.manifest import FORMER_FILE, MANIFEST_FILE, read_manifest
+
+    for number, name in enumerate([name for name in files if name.endswith((MANIFEST_FILE, FORMER_FILE))]):
+        folder = name.rpartition("/")[0] + "/" if "/" in name else ""
+        manifest = read_manifest(files.pop(name).parent)
+        assert manifest is not None
+        own = {file: sha256 for file, sha256 in manifest.files.items() if folder + file in files}
+        adapter = files.get(folder + ADAPTER_CONFIG_FILE)
+        if adapter is not None and ADAPTER_CONFIG_FILE in own:
+            own[ADAPTER_CONFIG_FILE] = file_sha256(adapter)
+        files[folder + MANIFEST_FILE] = scratch / f"{number}.{MANIFEST_FILE}"
+        write_json(files[folder + MANIFEST_FILE], to_json(replace(manifest, files=own)))
 
 
 def _step_of(policy: Path) -> int | None:

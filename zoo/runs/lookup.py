@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
 from zoo.config.gym_packages import import_packages_of
 from zoo.files import quoted, recover_folders
 from zoo.runs.folder import (
@@ -146,6 +147,34 @@ def policy_folder(path: str) -> Path:
     if folder is None:
         raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
     return folder
+
+
+def policy_path(name: str) -> str:
+    """Return the folder of the policy that a name means: of a run its best one, of a trained agent's name its folder.
+
+    A name that means no folder here comes back as it is.
+    """
+    folder = local_or_shipped(name)
+    if not folder.is_dir():
+        return name
+    if holds_policy(folder):
+        return str(folder)
+    if (folder / CONFIG_FILE).is_file():
+        return str(policy_folder(name))
+    if (rounds := of_rounds(folder)) is not None:
+        raise BadValue(rounds)
+    return str(folder)
+
+
+def trained_image_size(folder: Path) -> dict[str, int]:
+    """Return the `image_size` at which the run that the folder lies in rendered; {} where it says none.
+
+    An image rendered larger and made smaller is not the one that the policy has learned to read.
+    """
+    with suppress(VLAZooError):  # a folder of no run
+        options = find_run(str(folder)).config().env_options
+        return {name: options[name] for name in ("image_size",) if name in options}
+    return {}
 
 
 def _newest_policy(run: RunFolder) -> Path | None:

@@ -5,8 +5,8 @@
         optimizer.safetensors            tensors of the optimiser's state
         rollout.safetensors              last observation
         reference.safetensors            with kl_reference: copy, the policy before its first update
-        training_state.json              counters, random generators, environment, parameter groups;
-                                         written last, with size and SHA-256 of every other file
+        training_state.json              counters, random generators, environment, parameter groups
+        manifest.json                    SHA-256 of every other file; written last
 
 A checkpoint holds the last update boundary (`zoo.runs.train_state`): taken in the middle of a rollout, it
 goes back to that rollout's start, whose weights are still the present ones. It appears under its name in one step
@@ -28,20 +28,22 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import file_sha256, size_of
+from vla_gym.reading import size_of
 from vla_policies.checkpoint_io.folder import WEIGHTS_FILE
+from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, Manifest, check_manifest, extend_manifest, read_manifest
 from vla_policies.checkpoint_io.weights import check_finite
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
-from zoo.runs.seal import check_seal, sealed
 from zoo.runs.train_state import Counters, TrainState
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FORMAT_VERSION = 1
-_STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
+_STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng")
 """Keys in the state of every checkpoint."""
+_FORMER_HASHES = "sha256"
+"""Key of the hashes in the state of checkpoints that have no manifest."""
 
 
 # Writing --------------------------------------------------------------------------------------------
@@ -100,7 +102,8 @@ def write_checkpoint(
     facts: Mapping[str, Any],
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Write the policy, its optimiser's state, what `add_files` adds, and `STATE_FILE` with `facts`; return `folder`.
+    """Write the policy, its optimiser's state, what `add_files` adds, `STATE_FILE` with `facts`, and the manifest;
+    return `folder`.
 
     Every rank must call it; rank 0 writes.
     """
@@ -110,27 +113,15 @@ def write_checkpoint(
         save_policy(policy, folder)
         save_file(moments, folder / OPTIMIZER_FILE)
         add_files(folder)
-        _write_state(folder, algorithm, facts)
+        state = {"format_version": FORMAT_VERSION, "algorithm": algorithm, **facts}
+        (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+        extend_manifest(folder, sorted(file.name for file in folder.iterdir() if file.name != MANIFEST_FILE))
 
     if process_group.is_first:
         write_folder(folder, write)
     # It is there for every rank.
     process_group.any(flag=False)
     return folder
-
-
-def _write_state(folder: Path, algorithm: str, facts: Mapping[str, Any]) -> None:
-    """Write `STATE_FILE`, after all else: the algorithm's name, `facts`, size and hash of every other file, and the
-    hash of all that it says itself."""
-    files = sorted(folder.iterdir())
-    state = {
-        "format_version": FORMAT_VERSION,
-        "algorithm": algorithm,
-        **facts,
-        "files": {file.name: file.stat().st_size for file in files},
-    }
-    state = sealed(state, {file.name: file_sha256(file) for file in files})
-    (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def save_policy(policy: Any, folder: Path) -> None:
@@ -242,23 +233,21 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     state = read_json(path)
     if missing := [key for key in (*_STATE_KEYS, *keys) if key not in state]:
         raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} lacks {', '.join(missing)}")
-    if not isinstance(state["files"], dict):
-        raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} does not say which files there are")
-    for name, size in state["files"].items():
-        if Path(name).name != name:
-            raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} names {shown(name)}, which is outside it")
-        if not (folder / name).is_file():
-            raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {name}")
-        if _size(folder / name) != size:
-            raise BadValue(
-                f"checkpoint '{folder}' is damaged: {name} should have {size} bytes, has {_size(folder / name)}"
-            )
     expected = {"format_version": FORMAT_VERSION, "algorithm": algorithm}
     for key, value in expected.items():
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
-    check_seal(folder, state)
+    if (manifest := manifest_of(folder, state)) is not None:
+        check_manifest(folder, manifest)
     return state
+
+
+def manifest_of(folder: Path, state: Mapping[str, Any]) -> Manifest | None:
+    """Return the manifest of a checkpoint; of one without, the hashes in its `state`. None in version 0.1."""
+    hashes = state.get(_FORMER_HASHES)
+    if (folder / MANIFEST_FILE).is_file() or not isinstance(hashes, dict):
+        return read_manifest(folder)
+    return Manifest({name: str(sha256) for name, sha256 in hashes.items() if name != STATE_FILE})
 
 
 def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
@@ -267,7 +256,3 @@ def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
         return load(path)
     except (OSError, SafetensorError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1

@@ -9,7 +9,6 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
-from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, identify, read_contents
 from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, list_files, parse_hub_id, policy_size
 from vla_policies.checkpoint_io.weights import read_shapes
@@ -19,6 +18,7 @@ from vla_policies.model_folder import Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
+from vla_policies.resolver import adapter_folder, find_checkpoint, open_folder, resolve_policy
 from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.policy_shape import trains_in_16_bits
 from zoo.config.run_config import RunConfig
@@ -135,8 +135,9 @@ def _is_adapter(part: Part) -> bool:
 
 def check_files(folder: Path, request: Request) -> None:
     """Raise `BadValue` where a file of a policy's folder is missing or no weights; reads headers alone."""
-    identify(folder, request)
-    read_shapes(read_contents(folder, request.base).model.folder)
+    model = open_folder(folder, request).model
+    assert model is not None
+    read_shapes(model.folder)
 
 
 def check_fit(config: RunConfig) -> str:
@@ -151,23 +152,14 @@ def check_fit(config: RunConfig) -> str:
         action_dim=benchmark.action_dim,
         action_spec=benchmark.action_spec,
     )
-    request = Request(
-        family=kwargs.get("family", config.policy if config.policy in FAMILIES else None),
-        unnorm_key=kwargs.get("unnorm_key"),
-        suite=benchmark.suite,
-        action_spec=benchmark.action_spec,
-        options=config.backbone_kwargs,
-        base=kwargs.get("base"),
-        wanted=wanted,
-    )
-    folder = find_checkpoint(config.policy, request.options, kwargs.get("revision"))
-    assert folder is not None, "fresh weights have no parts"
+    ref = resolve_policy(config.policy, kwargs, suite=benchmark.suite, action_spec=benchmark.action_spec)
+    ref = ref.reading(wanted=wanted)
     with built_for(check_device(config.device)):
-        header, backbone = check_checkpoint(folder, request)
-    own = header.conventions
+        backbone = check_checkpoint(ref)
+    own = ref.conventions
     if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
         raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")
     check_lengths(own.lengths, wanted.lengths)
     check_compatible(benchmark.action_spec, own.action_spec)
     check_learnable(backbone)
-    return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({header.family})"
+    return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({ref.family})"

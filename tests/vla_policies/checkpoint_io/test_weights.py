@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from vla_gym.errors import BadValue
+from vla_policies.checkpoint_io import folder as folder_files
 from vla_policies.checkpoint_io import weights
-from vla_policies.checkpoint_io.certificate import samples_sha256
 
 
 def two_layers() -> nn.Module:
@@ -23,7 +23,7 @@ def two_layers() -> nn.Module:
 def test_a_folder_is_written_and_read(tmp_path: Path) -> None:
     module = two_layers()
     weights.write_checkpoint(tmp_path, {"size": "tiny"}, module)
-    assert weights.read_config(tmp_path) == {"size": "tiny"}
+    assert folder_files.read_config(tmp_path) == {"size": "tiny"}
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     weights.load_weights(tmp_path, other)
@@ -42,13 +42,13 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"lacks config\.json"):
-        weights.read_config(tmp_path)
+        folder_files.read_config(tmp_path)
     (tmp_path / "best").mkdir()
     with pytest.raises(BadValue, match=r"Of a run, give '.*best'"):
-        weights.read_config(tmp_path)
+        folder_files.read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadValue, match="must hold a JSON object, got list"):
-        weights.read_config(tmp_path)
+        folder_files.read_config(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(BadValue, match="cannot be read as safetensors"):
         weights.read_tensors(tmp_path)
@@ -67,7 +67,7 @@ def test_large_weights_go_into_shards_and_back(tmp_path: Path, monkeypatch: pyte
     # 8 float32 are 32 bytes: two tensors a file.
     monkeypatch.setattr(weights, "SHARD_BYTES", 64)
     weights.write_tensors(tmp_path, tensors)
-    assert [path.name for path in weights.weight_files(tmp_path)] == [
+    assert [path.name for path in folder_files.weight_files(tmp_path)] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]
@@ -83,10 +83,10 @@ def test_an_index_stays_in_its_folder(tmp_path: Path) -> None:
     index = tmp_path / weights.INDEX_FILE
     index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
     with pytest.raises(BadValue, match="points outside its folder"):
-        weights.weight_files(tmp_path)
+        folder_files.weight_files(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
     with pytest.raises(BadValue, match="lacks the shard"):
-        weights.weight_files(tmp_path)
+        folder_files.weight_files(tmp_path)
 
 
 def test_nothing_but_tensors_is_unpickled(tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_weights_of_another_kind_of_number_raise(dtype: torch.dtype) -> None:
 
 
 def test_several_files_of_one_kind_raise(tmp_path: Path) -> None:
-    assert weights.one_file(tmp_path, "head--*.pt") is None
+    assert folder_files.one_file(tmp_path, "head--*.pt") is None
     (tmp_path / "head--1.pt").touch()
-    assert weights.one_file(tmp_path, "head--*.pt") == tmp_path / "head--1.pt"
+    assert folder_files.one_file(tmp_path, "head--*.pt") == tmp_path / "head--1.pt"
     (tmp_path / "head--2.pt").touch()
     with pytest.raises(BadValue, match=r"has 2 files like head--\*\.pt: head--1\.pt, head--2\.pt"):
-        weights.one_file(tmp_path, "head--*.pt")
+        folder_files.one_file(tmp_path, "head--*.pt")
 
 
 def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -
         weights.fill(layer, {"weight": tensors["weight"], "basi": tensors["bias"]}, tmp_path, dtypes.get)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, weights.read_pt, samples_sha256])
+@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, weights.read_pt])
 def test_a_pipe_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(BadValue, match="is no regular file, but a pipe"):

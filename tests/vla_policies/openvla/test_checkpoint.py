@@ -16,9 +16,9 @@ from torch import Tensor
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_folder import read_header
 from vla_policies.loading import load_checkpoint
 from vla_policies.model_folder import Request
+from vla_policies.resolver import open_folder
 
 Observe = Callable[[int], dict[str, Tensor]]
 KEY = "libero_spatial"
@@ -90,8 +90,8 @@ def test_what_is_not_of_libero_is_not_cropped(folder: Path) -> None:
 
 def test_heads_beside_the_weights_tell_openvla_oft(golden_root: Path) -> None:
     folder = golden_root / "openvla_oft_tiny"
-    assert read_header(folder, Request(unnorm_key=KEY)).family == "openvla-oft"
-    assert read_header(folder, Request(family="openvla", unnorm_key=KEY)).family == "openvla"
+    assert open_folder(folder, Request(unnorm_key=KEY)).header.family == "openvla-oft"
+    assert open_folder(folder, Request(family="openvla", unnorm_key=KEY)).header.family == "openvla"
     assert open_policy(folder).action_space.shape == (8, 7)
 
 
@@ -222,7 +222,7 @@ def test_a_critic_in_the_weights_says_how_many_values_it_gives(oft_copy: Path, g
     assert backbone.step_values
     assert torch.equal(backbone.value_head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
     shard(oft_copy)
-    assert read_header(oft_copy, Request(unnorm_key=KEY)).model["settings"]["value_outputs"] == 8
+    assert open_folder(oft_copy, Request(unnorm_key=KEY)).header.model["settings"]["value_outputs"] == 8
     with pytest.raises(BadValue, match=r"'mlp.4.weight' is \(8, 128\), the model needs \(1, 128\)"):
         open_policy(oft_copy, backbone_kwargs={"value_outputs": 1})
 
@@ -355,7 +355,7 @@ def test_the_saved_folder_has_the_official_layout(folder: Path, tmp_path: Path) 
     open_policy(folder).save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
     official = {path.name for path in folder.iterdir() if not path.name.startswith("golden")}
-    assert written == official | {"certificate.json", "value_head.safetensors"}
+    assert written == official | {"manifest.json", "value_head.safetensors"}
     saved, original = load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors")
     assert saved.keys() == original.keys()
     assert all(torch.equal(saved[key], original[key].float()) for key in saved)
@@ -404,9 +404,9 @@ def test_a_published_name_is_fetched_and_fresh_weights_need_a_size(
 
 def test_only_the_header_is_needed_for_conventions(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
-    assert read_header(copy, Request(unnorm_key=KEY)).conventions.action_dim == 7
+    assert open_folder(copy, Request(unnorm_key=KEY)).header.conventions.action_dim == 7
     with pytest.raises(BadValue, match=r"lacks model\.safetensors"):
-        load_checkpoint(copy, Request(unnorm_key=KEY))
+        load_checkpoint(open_folder(copy, Request(unnorm_key=KEY)))
 
 
 @pytest.mark.parametrize("mean", ["x", [0.5, 0.5], [{"a": 1}, 0.5, 0.5]])

@@ -19,6 +19,7 @@ from vla_policies.openvla.llama import prefill, run_layers
 from vla_policies.openvla.policy import OpenVLABackbone
 from vla_policies.openvla.processor import bin_centres
 from vla_policies.openvla.prompts import openvla_prompt
+from vla_policies.resolver import open_folder
 from vla_policies.types import PolicyInputs
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}
@@ -30,7 +31,7 @@ Golden = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def open_with(folder: Path) -> Callable[[str], OpenVLABackbone]:
     def build(key: str) -> OpenVLABackbone:
-        backbone = load_checkpoint(folder, Request(unnorm_key=key, options=RAW)).backbone
+        backbone = load_checkpoint(open_folder(folder, Request(unnorm_key=key, options=RAW)))[0]
         assert isinstance(backbone, OpenVLABackbone)
         return backbone
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-from vla_policies.loading import load_checkpoint, verify_checkpoint
+from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
+from vla_policies.loading import load_checkpoint
 from vla_policies.model_folder import Request
 from vla_policies.modules.lora import linear_rows
+from vla_policies.resolver import open_folder
 
 Observe = Callable[[int], dict[str, Tensor]]
 LORA = {"lora": {"rank": 4}}
@@ -86,7 +87,7 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
     assert {path.name for path in tmp_path.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
-        "certificate.json",
+        "manifest.json",
         "dataset_statistics.json",
         "value_head.safetensors",
         "vla_zoo.json",
@@ -126,7 +127,7 @@ def test_fresh_weights_are_kept_apart_from_their_adapter(family: str, observe: O
 def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
     request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
-    network = load_checkpoint(folder, request).backbone.network
+    network = load_checkpoint(open_folder(folder, request))[0].network
     pixels = trained.prepare(observe(0)).pixels_BMCHW
     before = network.encode_images(pixels)
     peft.PeftModel.from_pretrained(network, str(tmp_path))
@@ -182,7 +183,7 @@ def test_an_adapter_of_an_adapter_is_refused(folder: Path, tmp_path: Path) -> No
     policy.save_adapter(tmp_path / "first")
     policy.save_adapter(tmp_path / "second", str(tmp_path / "first"))
     with pytest.raises(BadValue, match=r"second' belongs to '.*first', which is an adapter itself: merge that first"):
-        load_checkpoint(tmp_path / "second", Request(verify=False))
+        load_checkpoint(open_folder(tmp_path / "second", Request(verify=False)))
 
 
 def test_adapters_of_embeddings_have_peft_s_names(folder: Path, observe: Observe, tmp_path: Path) -> None:
@@ -202,15 +203,6 @@ def test_a_merged_folder_keeps_no_features(folder: Path, observe: Observe, tmp_p
     policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
     policy.save_pretrained(tmp_path)
     assert torch.allclose(logits(open_policy(tmp_path), observe(0)), logits(policy, observe(0)), atol=1e-5)
-
-
-def test_a_merged_folder_has_no_canary_that_its_rounding_breaks(folder: Path, observe: Observe, tmp_path: Path) -> None:
-    policy = open_policy(folder, family="openvla", dtype="bfloat16", backbone_kwargs=LORA)
-    for _ in range(2):
-        train_a_step(policy, observe(1))
-    policy.save_pretrained(tmp_path / "merged")
-    policy.save_trained(tmp_path / "adapter")
-    assert [verify_checkpoint(tmp_path / name).canary is None for name in ("merged", "adapter")] == [True, False]
 
 
 @pytest.mark.processes
@@ -234,7 +226,7 @@ def test_stable_baselines3_saves_and_loads_it(trained: VLAPolicy, observe: Obser
 
 def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
+    network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network
     config = peft.LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft wonders about output layers outside of transformers
@@ -261,7 +253,7 @@ def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_p
 @pytest.mark.parametrize("trained", ["openvla-oft"], indirect=True)
 def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
-    (tmp_path / CERTIFICATE_FILE).unlink()
+    (tmp_path / MANIFEST_FILE).unlink()
     weights = tmp_path / "adapter_model.safetensors"
     tensors = load_file(weights)
     name = next(iter(tensors))
@@ -405,7 +397,7 @@ def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: 
 def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(
     folder: Path, observe: Observe, tmp_path: Path, special: dict[str, Any]
 ) -> None:
-    network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
+    network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **special)
     peft.get_peft_model(network, config).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"

@@ -20,6 +20,7 @@ from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.processor import bin_centres
 from vla_policies.openvla_oft.policy import OpenVLAOFTBackbone
+from vla_policies.resolver import open_folder
 from vla_policies.types import PolicyInputs
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}
@@ -39,7 +40,7 @@ def open_with(folder: Path, samples: list[dict[str, Any]]) -> OpenWith:
 
     def build(i: int, **options: Any) -> OpenVLAOFTBackbone:
         request = Request(unnorm_key=samples[i]["unnorm_key"], options={**RAW, **options})
-        backbone = load_checkpoint(folder, request).backbone
+        backbone = load_checkpoint(open_folder(folder, request))[0]
         assert isinstance(backbone, OpenVLAOFTBackbone)
         return backbone
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_folder import as_trained, identify, read_header
-from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
 from vla_policies.model_folder import Request
+from vla_policies.resolver import open_folder
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
@@ -96,7 +96,7 @@ def test_heads_of_ours_come_before_those_of_its_makers(folder: Path, tmp_path: P
 
 def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
     open_policy(folder, **STATE, **LORA).save_trained(tmp_path)
-    (tmp_path / CERTIFICATE_FILE).unlink()
+    (tmp_path / MANIFEST_FILE).unlink()
     path = tmp_path / "proprio_projector.safetensors"
     tensors = load_file(path)
     save_file({name: tensor for name, tensor in tensors.items() if name != "fc1.bias"}, path)
@@ -120,11 +120,11 @@ def test_the_only_data_set_decides_whether_it_is_named_or_not(
     # Openvla-oft's constants: ALOHA 25 and the extremes, BRIDGE 5, LIBERO 8.
     only_data_set(folder, tmp_path, data)
     for request in (Request(), Request(unnorm_key=data), Request(suite=data)):
-        header = read_header(tmp_path, replace(request, family="openvla-oft"))
+        header = open_folder(tmp_path, replace(request, family="openvla-oft")).header
         assert header.conventions.chunk == chunk
         assert header.model["settings"]["bounds"] == bounds
     asked = Request(family="openvla-oft", options={"chunk": 6})
-    assert read_header(tmp_path, asked).conventions.chunk == 6
+    assert open_folder(tmp_path, asked).header.conventions.chunk == 6
 
 
 def only_data_set(source: Path, target: Path, name: str) -> None:
@@ -157,7 +157,7 @@ def test_heads_left_out_without_a_word_are_warned_of_once(
     for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
         (tmp_path / name).touch()
     for _ in range(2):
-        settings = read_header(tmp_path, Request(options=options)).model["settings"]
+        settings = open_folder(tmp_path, Request(options=options)).header.model["settings"]
     # What is documented stays: tokens, no state.
     assert {"head": "tokens", "use_state": False, **options}.items() <= settings.items()
     messages = [record.getMessage() for record in caplog.records]
@@ -187,7 +187,7 @@ def test_a_folder_that_is_only_to_act_opens_as_its_makers_trained_it(
     only_data_set(folder, tmp_path, data)
     for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
         (tmp_path / name).touch()
-    header = read_header(tmp_path, as_trained(tmp_path, Request(options=options)))
+    header = open_folder(tmp_path, Request(options=options, to_act=True)).header
     settings = header.model["settings"]
     assert (settings["head"], settings["use_state"], header.conventions.cameras) == opened
     assert caplog.records == []
@@ -286,7 +286,7 @@ def test_a_merged_fine_tune_is_of_its_own_data_sets(
     folder: Path, tmp_path: Path, names: tuple[str, ...], request_: Request, key: str
 ) -> None:
     target = merged_fine_tune(folder, tmp_path, *names)
-    header = read_header(target, as_trained(target, request_))
+    header = open_folder(target, replace(request_, to_act=True)).header
     assert header.conventions.cameras == ("image", "wrist_image")
     assert header.model["unnorm_key"] == key
     assert header.model["settings"]["center_crop"]
@@ -294,9 +294,9 @@ def test_a_merged_fine_tune_is_of_its_own_data_sets(
 
 def test_the_base_s_statistics_are_there_for_who_asks(folder: Path, tmp_path: Path) -> None:
     target = merged_fine_tune(folder, tmp_path, *SUITES)
-    assert read_header(target, Request(unnorm_key="bridge_orig")).model["unnorm_key"] == "bridge_orig"
+    assert open_folder(target, Request(unnorm_key="bridge_orig")).header.model["unnorm_key"] == "bridge_orig"
     with pytest.raises(BadValue, match="statistics of 4 data sets"):
-        read_header(target)
+        _ = open_folder(target).header
 
 
 @pytest.fixture
@@ -343,8 +343,8 @@ def test_an_unmerged_training_folder_acts_through_its_heads(
 def test_heads_of_an_unmerged_training_folder_are_found_and_warned_of(
     unmerged: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert identify(unmerged, Request()).regresses
-    assert read_header(unmerged).family == "openvla-oft"
+    assert open_folder(unmerged).trained_options["head"] == "l1"
+    assert open_folder(unmerged).header.family == "openvla-oft"
     assert [str(unmerged) in record.getMessage() for record in caplog.records] == [True, True]
 
 
@@ -358,4 +358,4 @@ def test_towers_with_film_are_refused(folder: Path, tmp_path: Path) -> None:
     only_data_set(folder, tmp_path, "aloha_fold")
     (tmp_path / "vision_backbone--1_checkpoint.pt").touch()
     with pytest.raises(BadValue, match=r"has image towers with FiLM \(vision_backbone--\*\.pt\)"):
-        read_header(tmp_path, Request(family="openvla-oft"))
+        _ = open_folder(tmp_path, Request(family="openvla-oft")).header

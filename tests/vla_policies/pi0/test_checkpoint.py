@@ -13,12 +13,12 @@ from tests.mock_checkpoints import pi0_shapes, rlinf_pi0, write_sparse
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.checkpoint_folder import read_header
 from vla_policies.checkpoint_io.weights import write_tensors
 from vla_policies.loading import check_checkpoint
 from vla_policies.model_folder import Request
 from vla_policies.pi0.model import Pi0Backbone
 from vla_policies.processing.statistics import Statistics
+from vla_policies.resolver import open_folder
 
 from .conftest import Golden
 
@@ -224,7 +224,7 @@ def test_lerobots_folders_of_before_0_4(golden: Golden, folder: Path) -> None:
     preprocessing = policy.backbone.config.preprocessing
     for found in (preprocessing.state, preprocessing.action):
         assert found == Statistics(mean=(0.5,) * 7, std=(2.0,) * 7)
-    check_checkpoint(folder, Request())
+    check_checkpoint(open_folder(folder, Request()))
     with pytest.raises(BadValue, match="ALOHA"):
         open_policy(old_folder(golden, folder, adapt_to_pi_aloha=True))
 
@@ -351,7 +351,7 @@ def test_a_benchmarks_data_set_says_what_no_file_does(golden: Golden, tmp_path: 
     root = openpi_folder(golden, tmp_path / "openpi")
 
     def preprocessing(data_set: str, **options: object) -> tuple[int, str]:
-        header = read_header(root, Request(unnorm_key=data_set, options=options))
+        header = open_folder(root, Request(unnorm_key=data_set, options=options)).header
         found = header.model["preprocessing"]
         return found["delta_dims"], found["prompt_state"]
 
@@ -400,15 +400,15 @@ def test_rlinfs_layout_without_a_config(
     """Full-size tensors' names and shapes, no `config.json`, statistics in `<data set>/norm_stats.json`."""
     folder = rlinf_pi0(tmp_path / "sft", data_set, pi05=pi05, dims=dims, actions=actions)
     with pytest.raises(BadValue, match="give backbone_kwargs horizon"):
-        read_header(folder)
-    header, _ = check_checkpoint(folder, Request(options={"horizon": horizon}))
+        _ = open_folder(folder).header
+    header = open_folder(folder, Request(options={"horizon": horizon})).header
     assert header.family == ("pi05" if pi05 else "pi0")
     assert (header.model["network"]["horizon"], header.conventions.action_dim) == (horizon, actions)
     assert header.model["preprocessing"]["action"] is not None
     assert header.model["preprocessing"]["state"] is not None
     assert header.model["preprocessing"]["normalization"] == ("quantiles" if pi05 else "mean_std")
     with pytest.raises(UnknownName, match=data_set):
-        read_header(folder, Request(unnorm_key="droid", options={"horizon": horizon}))
+        _ = open_folder(folder, Request(unnorm_key="droid", options={"horizon": horizon})).header
 
 
 @pytest.mark.parametrize("pi05", [False, True])
@@ -416,9 +416,9 @@ def test_the_gripper_of_rlinfs_plate25_is_0_or_1(tmp_path: Path, pi05: bool) -> 
     """Its environment opens above 0.5 and closes below, on the WidowX alone."""
     for data_set, binarized in (("physical-intelligence/maniskill", True), ("physical-intelligence/libero", False)):
         folder = rlinf_pi0(tmp_path / data_set, data_set, pi05=pi05)
-        header = read_header(folder, Request(options={"horizon": 8}))
+        header = open_folder(folder, Request(options={"horizon": 8})).header
         assert header.model["preprocessing"]["binarize_gripper"] is binarized
-    asked = read_header(folder, Request(options={"horizon": 8, "binarize_gripper": True}))
+    asked = open_folder(folder, Request(options={"horizon": 8, "binarize_gripper": True})).header
     assert asked.model["preprocessing"]["binarize_gripper"]
 
 
@@ -437,7 +437,7 @@ def test_rlinfs_critic_has_the_sizes_of_its_tensors(
         heads |= {f"value_head.mlp.{2 * place}.weight": (outputs, inputs)}
         heads |= {f"value_head.mlp.{2 * place}.bias": (outputs,)}
     write_sparse(folder / "model.safetensors", pi0_shapes(pi05=pi05) | heads)
-    header, _ = check_checkpoint(folder, Request(options={"horizon": 5}))
+    header = open_folder(folder, Request(options={"horizon": 5})).header
     learning = header.model["learning"]
     assert (tuple(learning["value_hidden"]), learning["value_feature"]) == (hidden, feature)
 
@@ -473,10 +473,10 @@ def test_weights_of_another_shape_are_refused_before_they_are_read(tmp_path: Pat
     with pytest.raises(
         BadValue, match=r"'network\.action_out_proj\.weight' is \(32, 512\), the model needs \(32, 1024\)"
     ):
-        check_checkpoint(folder, Request(options={"horizon": 50}))
+        check_checkpoint(open_folder(folder, Request(options={"horizon": 50})))
     write_sparse(folder / "model.safetensors", {"a.weight": (2, 2)})
     with pytest.raises(BadValue, match=r"lacks config\.json"):
-        read_header(folder)
+        _ = open_folder(folder).header
 
 
 def test_lerobots_relative_actions_are_added_to_the_state(folder: Path) -> None:

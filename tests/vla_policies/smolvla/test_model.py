@@ -105,7 +105,7 @@ def test_round_trip_in_lerobots_layout(golden: Golden, tmp_path: Path, scheme: s
     assert isinstance(again.backbone, SmolVLABackbone)
     assert again.backbone.noise_head is not None
     # Without our own files it is read as lerobot's.
-    for name in ("vla_zoo.json", "certificate.json"):
+    for name in ("vla_zoo.json", "manifest.json"):
         (tmp_path / name).unlink()
     plain = VLAPolicy.from_pretrained(tmp_path, device="cpu", **settings)  # type: ignore[arg-type]
     assert torch.equal(

@@ -11,12 +11,6 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
-
-import vla_gym
-from tests.zoo.algorithms.test_ppo import SCRIPTS
-from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
-from vla_gym.errors import BadValue, UnknownName
-from zoo import PPO
 from zoo.algorithms.advantages import (
     discounted_sum,
     episodes_TN,
@@ -26,6 +20,12 @@ from zoo.algorithms.advantages import (
     write_even_weights,
     write_trajectory_weights,
 )
+
+import vla_gym
+from tests.zoo.algorithms.test_ppo import SCRIPTS
+from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
+from vla_gym.errors import BadValue, UnknownName
+from zoo import PPO
 from zoo.config.algorithm_configs import GroupAdvantage
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer

@@ -10,6 +10,7 @@ import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from zoo.algorithms.advantages import group_advantage
 
 import vla_gym
 from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
@@ -18,7 +19,6 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import Benchmark
 from vla_policies.types import ActionSample
 from zoo import GRPO
-from zoo.algorithms.advantages import group_advantage
 from zoo.algorithms.training_warnings import NothingToLearn
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from zoo.algorithms.advantages import write_advantages, write_even_weights
+from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData
 
 from tests.zoo.rollout.steps import step
 from vla_policies.types import Evaluation
-from zoo.algorithms.advantages import write_advantages, write_even_weights
-from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.types import MicroBatch

@@ -16,8 +16,8 @@ from tests import mock_checkpoints
 from tests.zoo.test_enjoy import begun
 from vla_gym import list_envs
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies.checkpoint_folder import read_header
 from vla_policies.model_folder import Request
+from vla_policies.resolver import open_folder
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
 from zoo.cli.agent import plan_rollout, unplayed_split
@@ -54,8 +54,7 @@ def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
 
 def test_other_words_in_params_are_a_departure_from_the_run(tmp_path: Path) -> None:
     run = begun(tmp_path, "ppo", at=1.0)
-    conventions = {"cameras": ["image"], "chunk": 1}
-    (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    mock_checkpoints.nano(run.best)
     args = evaluate.parser().parse(["-i", str(run.path), "-params", "instructions:{reach_red: touch it}"])
     assert plan_rollout(args, episodes=1).named("results") == "results_instructions"
 
@@ -71,7 +70,7 @@ def test_a_checkpoint_is_read_as_its_makers_do_outside_of_rlinfs_protocol(
     assert plan.policy_kwargs["unnorm_key"] == "libero_spatial_no_noops"
     options = plan.policy_kwargs.get("backbone_kwargs", {})
     request = Request(unnorm_key=plan.policy_kwargs["unnorm_key"], options=options)
-    settings = read_header(folder, request).model["settings"]
+    settings = open_folder(folder, request).header.model["settings"]
     assert settings["stop_token"] is not as_rlinf
     assert settings["center_crop"] is not as_rlinf
     assert settings["camera_resize"] == ("bicubic" if as_rlinf else "jpeg_lanczos3")
@@ -176,13 +175,12 @@ def test_a_recipe_does_not_change_the_horizon_that_a_conversion_states(tmp_path:
     else:
         kwargs = dict(plan_rollout(evaluate.parser().parse(flags), episodes=1).policy_kwargs)
     request = Request(unnorm_key=kwargs["unnorm_key"], options=kwargs["backbone_kwargs"])
-    assert read_header(folder, request).model["network"]["horizon"] == 10
+    assert open_folder(folder, request).header.model["network"]["horizon"] == 10
 
 
 def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
     run = begun(tmp_path, "ppo", at=1.0)
-    conventions = {"cameras": ["image"], "chunk": 1}
-    (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    mock_checkpoints.nano(run.best)
 
     def name(*flags: str) -> str:
         return plan_rollout(evaluate.parser().parse(["-i", str(run.path), *flags]), episodes=1).named("results")
@@ -326,8 +324,7 @@ def test_only_evaluations_leave_the_run_s_split() -> None:
 def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start(
     lengths: dict[str, int], says: str, tmp_path: Path
 ) -> None:
-    conventions = {"cameras": ["image"], "chunk": 4, **lengths}
-    (tmp_path / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    mock_checkpoints.nano(tmp_path, chunk=4, **lengths)
     args = evaluate.parser().parse(["--env", "Toy-Reach", "--policy", str(tmp_path)])
     if not says:
         assert plan_rollout(args, episodes=1).num_envs == 1

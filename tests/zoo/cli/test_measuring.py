@@ -115,7 +115,7 @@ def test_a_record_is_of_the_weights_that_acted(tmp_path: Path) -> None:
     weights = weights_of(plan)
     (tmp_path / "first").rename(tmp_path / "former")
     (tmp_path / "second").rename(tmp_path / "first")
-    with pytest.raises(BadValue, match="first' was replaced or removed while it was opened"):
+    with pytest.raises(BadValue, match="first' is damaged, or was replaced while it was opened"):
         measure(plan, weights=weights, partial=tmp_path / "partial.json", progress=False)
 
 

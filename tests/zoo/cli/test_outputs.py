@@ -40,7 +40,7 @@ def test_a_bad_destination_is_refused_before_anything_starts(
     def no_start(*args: object, **options: object) -> None:
         raise AssertionError("simulators were started")
 
-    monkeypatch.setattr("zoo.cli.open_agent.open_rollout", no_start)
+    monkeypatch.setattr("zoo.agents.agent.open_agent", no_start)
     assert main([command, *TOY, "-o", output]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

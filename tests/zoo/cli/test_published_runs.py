@@ -13,8 +13,8 @@ import pytest
 from tests.mock_checkpoints import openvla
 from vla_gym.errors import BadValue
 from zoo import evaluate, train
+from zoo.agents.agent import Agent
 from zoo.cli import published_runs
-from zoo.cli.agent import RolloutPlan
 from zoo.config import published as rows
 from zoo.config.published import Figure, PublishedRow
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -59,20 +59,20 @@ def test_the_protocol_is_played_and_compared(capsys: pytest.CaptureFixture[str],
 class Planned(Exception):  # ends a command where it would play
     """What would be played."""
 
-    def __init__(self, plan: RolloutPlan) -> None:
+    def __init__(self, plan: Agent) -> None:
         self.plan = plan
 
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def play(plan: RolloutPlan, **_: object) -> None:
+    def play(plan: Agent, **_: object) -> None:
         raise Planned(plan)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(published_runs, "measure", play)
 
 
-def plan_of(*argv: str) -> RolloutPlan:
+def plan_of(*argv: str) -> Agent:
     with pytest.raises(Planned) as planned:
         evaluate.run(["--env", "LIBERO-Goal", *argv])
     return planned.value.plan

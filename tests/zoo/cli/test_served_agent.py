@@ -11,8 +11,8 @@ import pytest
 from vla_gym.errors import VLAZooError
 from vla_gym.registry import find_benchmark
 from zoo import collect, enjoy, evaluate, record_video
-from zoo.cli.agent import RolloutPlan, plan_rollout
-from zoo.cli.served_agent import is_server
+from zoo.agents.agent import Agent
+from zoo.cli.agent import is_server, plan_rollout
 from zoo.serving.declaration import Declaration
 
 from ..serving.conftest import Serving, declaration, echo, serving
@@ -28,7 +28,7 @@ def url(serving: Serving, declaration: Declaration) -> Iterator[str]:
         yield f"ws://127.0.0.1:{port}"
 
 
-def planned(*argv: str) -> RolloutPlan:
+def planned(*argv: str) -> Agent:
     return plan_rollout(evaluate.parser().parse([*argv, "--eval-episodes", "3"]), episodes=3)
 
 
@@ -39,7 +39,7 @@ def test_addresses_are_known_by_their_scheme() -> None:
 
 def test_the_servers_declaration_chooses_environment_and_options(url: str) -> None:
     plan = planned("--policy", url)
-    assert (plan.policy, plan.env) == (url, "Toy-Reach")
+    assert (plan.name, plan.env) == (url, "Toy-Reach")
     assert {name: plan.env_options[name] for name in ("chunk", "image_size", "wrist_camera")} == {
         "chunk": 3,
         "image_size": 8,

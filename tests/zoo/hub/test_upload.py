@@ -26,7 +26,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
-from zoo.cli import open_agent
+from zoo.agents import agent as open_agent
 from zoo.cli.main import guarded
 from zoo.hub.upload import Publication, publish, publish_trained, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
@@ -209,7 +209,7 @@ def test_results_count_for_the_weights_they_are_of(run: Path, monkeypatch: pytes
             weights.write(b"more")
         return evaluated(*args, **options)
 
-    monkeypatch.setattr("zoo.cli.open_agent.play", replaced_meanwhile)
+    monkeypatch.setattr("zoo.agents.agent.play", replaced_meanwhile)
     assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(run)
 
@@ -438,7 +438,7 @@ def link_the_film_elsewhere(run: Path) -> None:
     [
         (lose_weights, "lacks model.safetensors"),
         (flip_a_bit, "model.safetensors has other content"),
-        (flip_a_bit_of_the_checkpoint, "optimizer.safetensors does not hold what was written"),
+        (flip_a_bit_of_the_checkpoint, "optimizer.safetensors has other content"),
         (lose_the_checkpoints_state, "training_state.json"),
         (link_a_record_elsewhere, "names 'monitor.csv', which links to a place outside"),
         (link_the_film_elsewhere, "names 'step_9999.mp4', which links to a place outside"),

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from zoo.algorithms.scorer import ChunkScorer
 
 from tests.zoo.imitation.test_loss import policy, shown
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise
-from zoo.algorithms.scorer import ChunkScorer
 from zoo.demonstrations.recorder import PRIVILEGED
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup

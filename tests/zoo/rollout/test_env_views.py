@@ -16,13 +16,13 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
     VecTransposeImage,
 )
+from zoo.rollout.env_views import check_share, chunk_view, plain_view, vector_view
 
 import vla_gym
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.vector.sb3 import SB3VecEnv
 from zoo import PPO
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.env_views import check_share, chunk_view, plain_view, vector_view
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 FORMS: dict[str, Callable[[], Any]] = {

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-
 from zoo.rollout.gae import gae, step_gae
 
 

@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from zoo.rollout.group_collector import (
+    GroupCollector,
+    GroupConfig,
+    GroupOutcome,
+    all_outcomes,
+    check_shared_start,
+    group_lines,
+)
 
 from tests.zoo.stand_ins import CHUNK, StandInPolicy
 from vla_gym import VLAVectorEnv, make_vec
@@ -18,14 +26,6 @@ from vla_policies.types import ActionSample
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import CollectorConfig
-from zoo.rollout.group_collector import (
-    GroupCollector,
-    GroupConfig,
-    GroupOutcome,
-    all_outcomes,
-    check_shared_start,
-    group_lines,
-)
 from zoo.rollout.types import RolloutStart
 
 NUM_DECISIONS = 12 // CHUNK

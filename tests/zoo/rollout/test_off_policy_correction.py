@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from zoo.rollout.off_policy_correction import importance_weight
 
 from tests.zoo.rollout.steps import step
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.off_policy_correction import importance_weight
 
 
 def logs(*numbers: float) -> torch.Tensor:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from stable_baselines3.common.logger import Logger
+from zoo.rollout.round_collector import decisions_of_an_episode
 
 import vla_gym
 from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
-from zoo.rollout.round_collector import decisions_of_an_episode
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")

@@ -22,13 +22,12 @@ from stable_baselines3.common.logger import Logger
 import vla_gym
 from tests.zoo.stand_ins import Rows
 from vla_gym.errors import BadValue
-from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
+from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, extend_manifest
 from zoo import GRPO, PPO
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.schedules import build_schedule
 from zoo.runs.folder import STATE_FILE
-from zoo.runs.seal import sealed
 from zoo.training.checkpoint import (
     best_success,
     load_checkpoint,
@@ -218,20 +217,12 @@ def test_a_missing_file_is_named(saved: Path, name: str):
         load_checkpoint(build("ppo"), saved)
 
 
-def test_a_file_that_was_cut_is_named_with_both_sizes(saved: Path):
-    with (saved / "optimizer.safetensors").open("r+b") as file:
-        file.truncate(100)
-    with pytest.raises(BadValue, match=r"optimizer\.safetensors should have \d+ bytes, has 100"):
-        load_checkpoint(build("ppo"), saved)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        (None, {}, "lacks format_version, algorithm, counters, param_groups, rng, files, env, episodes"),
+        (None, {}, "lacks format_version, algorithm, counters, param_groups, rng, env, episodes"),
         ("rng", None, "training_state.json lacks rng$"),
         ("successes", None, "training_state.json lacks successes$"),
-        ("files", ["a"], "does not say which files there are"),
     ],
 )
 def test_a_state_that_was_tampered_with_is_refused(saved: Path, key: str | None, value: Any, says: str):
@@ -241,19 +232,25 @@ def test_a_state_that_was_tampered_with_is_refused(saved: Path, key: str | None,
         state.pop(key)
         if value:
             state[key] = value
-    path.write_text(json.dumps(state))
+    write_state(path.parent, state)
     with pytest.raises(BadValue, match=f"is damaged: .*{says}"):
         load_checkpoint(build("ppo"), saved)
 
 
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint's state, and its hash into the manifest."""
+    (folder / STATE_FILE).write_text(json.dumps(state))
+    extend_manifest(folder, [STATE_FILE])
+
+
 def damage(state: dict[str, Any], keys: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """`state` with one value in it replaced, its hashes right for what it holds."""
+    """`state` with one value in it replaced."""
     changed = json.loads(json.dumps(state))
     place = changed
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = value
-    return sealed(changed, {})
+    return changed
 
 
 def test_whatever_a_state_says_is_checked(saved: Path):
@@ -287,9 +284,8 @@ def test_whatever_a_state_says_is_checked(saved: Path):
         (("env", "seed"), "x"),
         (("env", "episodes"), ["x"]),
         (("env",), 3),
-        (("files", "../../x"), 3),
     ):
-        path.write_text(json.dumps(damage(state, keys, value)))
+        write_state(saved, damage(state, keys, value))
         with pytest.raises(BadValue):
             load_checkpoint(build("ppo"), saved)
 
@@ -298,7 +294,7 @@ def test_settings_are_no_counters(saved: Path):
     path, model = saved / STATE_FILE, build("ppo")
     state = json.loads(path.read_text())
     state["counters"] |= {"gamma": 0.0, "n_epochs": 0, "noise_seed_": 1}
-    path.write_text(json.dumps(sealed(state, {})))
+    write_state(saved, state)
     load_checkpoint(model, saved)
     assert (model.gamma, model.n_epochs) == (0.99, 2)
 
@@ -315,9 +311,7 @@ def test_tensors_that_cannot_be_the_runs_are_refused(saved: Path, name: str, kin
     else:
         tensors[key] = tensors[key][:0].clone()
     save_file(tensors, saved / name)
-    state = json.loads((saved / STATE_FILE).read_text())
-    state["files"][name] = (saved / name).stat().st_size
-    (saved / STATE_FILE).write_text(json.dumps(sealed(state, {name: file_sha256(saved / name)})))
+    extend_manifest(saved, [name])
     with pytest.raises(BadValue):
         load_checkpoint(build("ppo"), saved)
 
@@ -326,10 +320,7 @@ def test_tensors_that_cannot_be_the_runs_are_refused(saved: Path, name: str, kin
 def test_a_pipe_that_no_hash_names_is_not_waited_for(saved: Path, name: str):
     (saved / name).unlink()
     os.mkfifo(saved / name)
-    state = json.loads((saved / STATE_FILE).read_text())
-    for facts in (state["files"], state["sha256"]):
-        del facts[name]
-    (saved / STATE_FILE).write_text(json.dumps(sealed(state, {})))
+    (saved / MANIFEST_FILE).unlink()
     with pytest.raises(BadValue, match="pipe"):
         load_checkpoint(build("ppo"), saved)
 

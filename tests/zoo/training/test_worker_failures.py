@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from zoo.rollout.env_views import vla_envs
 
 from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
 from vla_gym.errors import WorkerFailed
 from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.evaluation.evaluator import choose_start_states, evaluate
-from zoo.rollout.env_views import vla_envs
 
 pytestmark = pytest.mark.processes
 

@@ -14,26 +14,20 @@ from tests import mock_checkpoints
 from tests.zoo.cli.test_run_flags import resolve
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, UnknownName
-from zoo.cli.policy_choice import resolve_policy
-from zoo.cli.recipe import over_recipe
+from zoo.agents.recipe import find_policy, merge, over_recipe
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.run_config import to_plain
+from zoo.config.run_config import RunConfig, to_plain
 from zoo.train import parser
-
-
-def write_policy(folder: Path, family: str) -> None:
-    conventions = {"chunk": 2, "cameras": ["image", "wrist_image"]}
-    (folder / "config.json").write_text(json.dumps({"family": family, "conventions": conventions}))
 
 
 def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"config\.json"):
-        resolve_policy(str(tmp_path))
-    write_policy(tmp_path, "nanno")
+        find_policy(str(tmp_path), {})[0]
+    mock_checkpoints.nano(tmp_path, "nanno")
     with pytest.raises(UnknownName, match="Did you mean 'nano'"):
-        resolve_policy(str(tmp_path))
-    write_policy(tmp_path, "nano")
-    assert (resolve_policy(str(tmp_path)).name, resolve_policy(str(tmp_path)).family) == (
+        find_policy(str(tmp_path), {})[0]
+    mock_checkpoints.nano(tmp_path, chunk=2, cameras=["image", "wrist_image"])
+    assert (find_policy(str(tmp_path), {})[0].name, find_policy(str(tmp_path), {})[0].family) == (
         str(tmp_path),
         "nano",
     )
@@ -43,19 +37,19 @@ def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
     ("choice", "message"),
     [
         ({"family": "pi0"}, "is of family 'nano', got family='pi0'"),
-        ({"unnorm_key": "x"}, r"\(a folder\) has no action statistics"),
-        ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
+        ({"unnorm_key": "x"}, "no action statistics"),
+        ({"revision": "x"}, "revision 'x' is for Hub ids"),
     ],
 )
 def test_a_folder_of_this_package_has_nothing_to_choose(tmp_path: Path, choice: dict[str, str], message: str) -> None:
-    write_policy(tmp_path, "nano")
-    assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
+    mock_checkpoints.nano(tmp_path, chunk=2, cameras=["image", "wrist_image"])
+    assert find_policy(str(tmp_path), {"family": "nano"})[0].family == "nano"
     with pytest.raises(BadValue, match=message):
-        resolve_policy(str(tmp_path), settings=choice)
+        find_policy(str(tmp_path), choice)[0]
 
 
 def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
-    write_policy(tmp_path, "nano")
+    mock_checkpoints.nano(tmp_path, chunk=2, cameras=["image", "wrist_image"])
     config = resolve(f"--env Toy-Reach --policy {tmp_path}")
     assert config.env_options == {"chunk": 2, "wrist_camera": True}
     assert config.policy_kwargs == {}
@@ -131,7 +125,7 @@ def test_an_adapter_folder_keeps_its_own_size(published: Path, tmp_path_factory:
 
 
 def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> None:
-    write_policy(tmp_path, "nano")
+    mock_checkpoints.nano(tmp_path, chunk=2, cameras=["image", "wrist_image"])
     flags = f"--env Toy-Reach --policy {tmp_path}"
     recipes_own = resolve(flags).env_options.get("image_size")
     (tmp_path / "args.yml").write_text("{}")
@@ -143,25 +137,99 @@ def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> 
 
 
 def test_a_folder_without_a_policy_says_so(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=f"'{tmp_path}' holds no policy: it has neither config.json nor weights$"):
-        resolve_policy(str(tmp_path))
+    with pytest.raises(BadValue, match=f"'{tmp_path}' lacks config.json"):
+        find_policy(str(tmp_path), {})
     learned = tmp_path / "round_1" / "sft" / "Toy-Reach_1"
     learned.mkdir(parents=True)
     (learned / "config.yml").touch()
     with pytest.raises(BadValue, match=f"the run of its newest round is '{learned}'$"):
-        resolve_policy(str(tmp_path))
+        find_policy(str(tmp_path), {})[0]
 
 
 def test_the_policy_of_a_run_folder_is_its_best(tmp_path: Path) -> None:
     (tmp_path / "args.yml").write_text("{}")
     (tmp_path / "config.yml").write_text("{}")
     (tmp_path / "best").mkdir()
-    write_policy(tmp_path / "best", "nano")
+    mock_checkpoints.nano(tmp_path / "best")
     assert resolve(f"--env Toy-Reach --policy {tmp_path}").policy == str(tmp_path / "best")
 
 
 def test_fresh_weights_take_no_adapter_of_the_recipe() -> None:
     recipe = {"policy_kwargs": {"backbone_kwargs": {"lora": {"rank": 32}, "recompute": True}}}
     given = {"policy_kwargs": {"backbone_kwargs": {"size": "tiny"}}}
-    fresh = resolve_policy("openvla-oft", settings=given["policy_kwargs"])
-    assert over_recipe(recipe, fresh, given)["policy_kwargs"]["backbone_kwargs"] == {"size": "tiny", "recompute": True}
+    fresh, own = find_policy("openvla-oft", given["policy_kwargs"])
+    assert over_recipe(recipe, fresh, own, given)["policy_kwargs"]["backbone_kwargs"] == {
+        "size": "tiny",
+        "recompute": True,
+    }
+
+
+def config_of(flags: str, *params: str) -> RunConfig:
+    return resolve_new_run(parser().parse([*flags.split(), "--seed", "0", *(["-params", *params] if params else [])]))
+
+
+def test_the_users_keys_stand_beside_the_recipes_at_any_depth() -> None:
+    below = {"policy_kwargs": {"temperature": 1.0, "backbone_kwargs": {"lora": {"rank": 32, "alpha": 32}, "size": "x"}}}
+    above = {"policy_kwargs": {"backbone_kwargs": {"lora": {"rank": 8}}}, "chunk": 4}
+    assert merge(below, above) == {
+        "policy_kwargs": {"temperature": 1.0, "backbone_kwargs": {"lora": {"rank": 8, "alpha": 32}, "size": "x"}},
+        "chunk": 4,
+    }
+    assert merge(
+        {"learning_rate": {"schedule": "linear", "start": 1.0}}, {"learning_rate": {"schedule": "constant"}}
+    ) == {"learning_rate": {"schedule": "constant"}}
+
+
+def test_a_setting_of_the_network_leaves_the_recipes_others() -> None:
+    config = config_of(
+        "--algo ppo --env ManiSkill-Plate25 --policy openvla", "policy_kwargs:{backbone_kwargs: {recompute: false}}"
+    )
+    assert config.policy_kwargs["backbone_kwargs"] == {"lora": {"rank": 32, "alpha": 32}, "recompute": False}
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Path:
+    """A checkpoint whose data set's name means chunks of 5."""
+    return mock_checkpoints.openvla(tmp_path / "openvla-oft-bridge", ["bridge_orig"])
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_recipes_chunk_wins_over_the_data_sets(bridge: Path, algo: str) -> None:
+    config = config_of(f"--algo {algo} --env ManiSkill-Plate25 --policy {bridge}")
+    assert config.chunk == 8
+    assert config.policy_kwargs["backbone_kwargs"]["chunk"] == 8
+    assert config_of(f"--env ManiSkill-Plate25 --policy {bridge}", "chunk:5").chunk == 5
+    chosen = config_of(f"--env ManiSkill-Plate25 --policy {bridge}", "policy_kwargs:{backbone_kwargs: {chunk: 5}}")
+    assert (chosen.chunk, chosen.policy_kwargs["backbone_kwargs"]["chunk"]) == (5, 5)
+    with pytest.raises(BadValue, match="chunk=4 and backbone_kwargs chunk: 5 disagree"):
+        config_of(
+            f"--env ManiSkill-Plate25 --policy {bridge}", "chunk:4", "policy_kwargs:{backbone_kwargs: {chunk: 5}}"
+        )
+
+
+def test_a_network_of_one_chunk_refuses_another(tmp_path: Path) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "openvla-7b-warmup", ["bridge_orig"])
+    assert config_of(f"--env ManiSkill-Plate25 --policy {folder}").chunk == 1
+    with pytest.raises(BadValue, match="decides 1 actions at once, got chunk=8"):
+        config_of(f"--env ManiSkill-Plate25 --policy {folder}", "chunk:8")
+
+
+@pytest.mark.parametrize("key", ["meta_world_strict", "my_own_mt50"])
+def test_seven_numbers_start_on_meta_world(tmp_path: Path, key: str) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "openvla-oft-mt50", [key])
+    config = config_of(f"--algo grpo --env MetaWorld-MT50 --policy {folder}")
+    assert config.policy_kwargs["backbone_kwargs"]["action_dims"] == [0, 1, 2, 6]
+    assert config.chunk == 1
+    # PPO has no recipe that says which four of the seven numbers are meant.
+    with pytest.raises(BadValue, match="action_dim=7, the environment has action_dim=4"):
+        config_of(f"--algo ppo --env MetaWorld-MT50 --policy {folder}")
+
+
+def test_a_checkpoint_of_other_data_is_read_as_its_makers_do(tmp_path: Path) -> None:
+    key = "libero_130_no_noops_trajall"
+    mine = mock_checkpoints.openvla(tmp_path / "my-openvla-oft", [key])
+    options = config_of(f"--algo grpo --env LIBERO-130 --policy {mine}").policy_kwargs["backbone_kwargs"]
+    assert options["stop_token"] is False
+    other = mock_checkpoints.openvla(tmp_path / "an-openvla-oft", ["libero_90"])
+    options = config_of(f"--algo grpo --env LIBERO-130 --policy {other}").policy_kwargs["backbone_kwargs"]
+    assert "stop_token" not in options

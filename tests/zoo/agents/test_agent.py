@@ -120,7 +120,7 @@ def test_what_cannot_act_as_asked_is_refused_before_a_simulator_starts(
     def no_simulator(*args: object, **options: object) -> None:
         raise AssertionError("a simulator was started")
 
-    monkeypatch.setattr("zoo.cli.open_agent.make_pool", no_simulator)
+    monkeypatch.setattr("vla_gym.make_vec", no_simulator)
     asked = ["--env", arm, "--policy", str(fixture), "--device", "cpu", "--eval-episodes", "1"]
     key = [] if "--unnorm-key" in argv else ["--unnorm-key", KEY]
     assert guarded(evaluate.run, [*asked, *key, *argv]) == 2

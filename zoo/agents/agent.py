@@ -1,0 +1,183 @@
+"""An agent, a policy in its environment with everything that decides how it acts: opened here, and played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.errors import BadValue
+from vla_gym.observation import ObservationLayout
+from vla_gym.registry import find_benchmark
+from vla_gym.specs import Benchmark, StartState
+from vla_policies.resolver import PolicyRef
+from zoo.agents.recipe import can_sample
+from zoo.config.run_config import benchmark_options
+from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, episodes_of, evaluate
+from zoo.evaluation.protocol import EvaluationProtocol
+
+if TYPE_CHECKING:  # they bring torch, or a protocol's packages
+    from vla_gym.vector.vector_env import VLAVectorEnv
+    from vla_policies.policy import VLAPolicy
+    from zoo.serving.client import RemotePolicy, ServerAddress
+    from zoo.serving.declaration import Declaration
+
+_HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile", "device_map", "offload_folder")
+"""Of `policy_kwargs`, what `PolicyRef` does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyServer:
+    """A policy server that has been asked what it serves."""
+
+    address: ServerAddress
+    declaration: Declaration
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
+        return self.address.conf.policy is None
+
+    def check_acting(self, protocol: EvaluationProtocol) -> None:
+        """Raise `BadValue` where the served policy does not act by the protocol."""
+        if not self.is_ours and protocol.sample == self.declaration.deterministic:
+            kind = "deterministic" if self.declaration.deterministic else "sampled"
+            flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
+            raise BadValue(f"--server-conf says that {self.address.url} selects {kind} actions; {flag}")
+        if protocol.rounds > 1 and not protocol.sample:
+            raise BadValue(
+                f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike; sample with "
+                "--stochastic"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """A policy and its environment, checked; no weights are read and no simulator runs."""
+
+    env: str
+    """Environment id."""
+    policy: PolicyRef | PolicyServer
+    """The policy, or the server that has it."""
+    policy_kwargs: Mapping[str, Any]
+    """Settings of the policy, as they are recorded."""
+    protocol: EvaluationProtocol
+    """How it acts, and how often."""
+    env_options: Mapping[str, Any]
+    """Keyword arguments of `make_vec`, those of training left out."""
+    num_envs: int
+    """N, environments side by side."""
+    start_states: tuple[StartState, ...]
+    """Start states of its episodes, task-major."""
+    output_folder: Path | None
+    """Run folder the policy comes from, if it comes from one here; results belong there."""
+    departures: tuple[str, ...] = ()
+    """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
+    device: str
+    """Name of the policy's torch device."""
+    num_threads: int | None
+    """Torch CPU threads; None leaves torch's own choice."""
+    seed: int
+    """Seed of sampled actions."""
+
+    @property
+    def name(self) -> str:
+        """Family, checkpoint folder, Hub id or address of the policy."""
+        return self.policy.name if isinstance(self.policy, PolicyRef) else self.policy.address.url
+
+    @property
+    def server(self) -> PolicyServer | None:
+        """Server of the policy; None where it is opened here."""
+        return None if isinstance(self.policy, PolicyRef) else self.policy
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether its actions can be sampled."""
+        return not isinstance(self.policy, PolicyRef) or can_sample(self.policy)
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The environment's tasks and conventions."""
+        return find_benchmark(self.env, **benchmark_options(self.env_options))
+
+    @property
+    def episodes(self) -> tuple[StartState, ...]:
+        """The start state of each episode, in the order they are played."""
+        return tuple(start for start, _ in episodes_of(self.start_states, self.protocol.rounds))
+
+    def named(self, stem: str) -> str:
+        """Return `stem` and the departures: the name of a file in the run folder, without its suffix."""
+        return "_".join([stem, *self.departures])
+
+
+def open_agent(
+    agent: Agent, *, every_step: bool = False, privileged: bool = False
+) -> tuple[VLAPolicy | RemotePolicy, VLAVectorEnv]:
+    """Load the policy, or connect with its server, then start the simulators; the caller closes the environment.
+
+    A policy that cannot act as planned raises before any simulator starts. With `every_step` the environment is
+    stepped by single actions, whatever the policy's chunk; with `privileged` it shows what experts read, too.
+    """
+    import torch
+
+    import vla_gym
+
+    torch.manual_seed(agent.seed)
+    if agent.num_threads is not None:
+        torch.set_num_threads(agent.num_threads)
+    policy: VLAPolicy | RemotePolicy
+    if isinstance(agent.policy, PolicyRef):
+        policy = _load_policy(agent, agent.policy)
+    else:
+        from zoo.serving.client import RemotePolicy
+
+        policy = RemotePolicy(agent.policy.address, agent.policy.declaration)
+    options = {**agent.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
+    return policy, vla_gym.make_vec(agent.env, agent.num_envs, autoreset_mode="disabled", **options)
+
+
+def _load_policy(agent: Agent, ref: PolicyRef) -> VLAPolicy:
+    from gymnasium import spaces
+
+    from vla_gym.system.extras import check_installed
+    from vla_policies.policy import VLAPolicy
+    from zoo.distributed.process_group import use_device
+
+    options, benchmark = agent.env_options, agent.benchmark
+    check_installed(benchmark)
+    layout = ObservationLayout(
+        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
+        image_size=options.get("image_size") or benchmark.default_image_size,
+        state_dim=benchmark.state_dim if options.get("state", True) else 0,
+    )
+    policy = VLAPolicy.from_pretrained(
+        ref.reading(suite=benchmark.suite, action_spec=benchmark.action_spec),
+        observation_space=layout.bytes_space(),
+        action_space=spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim)),
+        device=use_device(agent.device),
+        **{name: value for name, value in agent.policy_kwargs.items() if name in _HOW_TO_OPEN},
+    )
+    policy.set_training_mode(False)
+    return policy
+
+
+def play(
+    agent: Agent,
+    policy: Predictor,
+    envs: EvaluationEnv,
+    *,
+    on_frame: Callable[[Frame], None] | None = None,
+    on_episode: Callable[[EpisodeRecord], None] | None = None,
+) -> list[EpisodeRecord]:
+    """Play the agent's episodes with the policy and the environment that `open_agent` returned."""
+    return evaluate(
+        policy,
+        envs,
+        agent.start_states,
+        deterministic=not agent.protocol.sample,
+        rounds=agent.protocol.rounds,
+        seed=agent.seed,
+        on_frame=on_frame,
+        on_episode=on_episode,
+    )
