@@ -154,7 +154,7 @@ def test_family_and_unnorm_key_are_checked(folder: Path) -> None:
     assert VLAPolicy.from_pretrained(folder, family="nano").backbone.family == "nano"
     with pytest.raises(UnknownName, match="no policy family 'pi'"):
         VLAPolicy.from_pretrained(folder, family="pi")
-    with pytest.raises(BadValue, match="keeps no action statistics"):
+    with pytest.raises(BadValue, match="has no action statistics"):
         VLAPolicy.from_pretrained(folder, unnorm_key="libero_spatial")
 
 

@@ -144,7 +144,6 @@ def _check_whole(run: RunFolder, policy: Path, saved_step: int | None) -> None:
     """Raise `BadValue` where the policy, or the checkpoint that would be sent beside it, is damaged or lacks a file."""
     # It loads torch, which a command's flags do without.
     from vla_policies.checkpoint_io.manifest import check_manifest, read_manifest
-    from zoo.training.checkpoint import manifest_of
 
     if (manifest := read_manifest(policy)) is not None:
         check_manifest(policy, manifest)
@@ -153,7 +152,7 @@ def _check_whole(run: RunFolder, policy: Path, saved_step: int | None) -> None:
     if saved_step is not None:
         checkpoint = run.checkpoint(saved_step)
         with content_of(checkpoint / STATE_FILE):
-            if (manifest := manifest_of(checkpoint, read_json(checkpoint / STATE_FILE))) is not None:
+            if (manifest := read_manifest(checkpoint)) is not None:
                 check_manifest(checkpoint, manifest)
 
 

@@ -237,12 +237,12 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     for key, value in expected.items():
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
-    if (manifest := manifest_of(folder, state)) is not None:
+    if (manifest := _manifest_of(folder, state)) is not None:
         check_manifest(folder, manifest)
     return state
 
 
-def manifest_of(folder: Path, state: Mapping[str, Any]) -> Manifest | None:
+def _manifest_of(folder: Path, state: Mapping[str, Any]) -> Manifest | None:
     """Return the manifest of a checkpoint; of one without, the hashes in its `state`. None in version 0.1."""
     hashes = state.get(_FORMER_HASHES)
     if (folder / MANIFEST_FILE).is_file() or not isinstance(hashes, dict):
