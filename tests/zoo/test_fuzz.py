@@ -5,24 +5,19 @@ CI draws the same cases each time; `make fuzz` draws ten times as many, others e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import time
-from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.cli.arguments import OneLineParser
-from zoo.cli.main import COMMANDS, main
+from zoo.cli.main import main
 from zoo.config.run_config import known_settings
 
 TIMES = int(os.environ.get("VLA_ZOO_FUZZ", "1"))
@@ -70,88 +65,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     return folder
 
 
-# Flags ------------------------------------------------------------------------------------------------
-
-PARSERS: Mapping[str, OneLineParser] = {
-    name: import_module(module).parser()
-    for name, (module, _) in COMMANDS.items()
-    if hasattr(import_module(module), "parser")
-}
-NO_NUMBER = st.one_of(
-    st.sampled_from(["", "x", "nan", "inf", "-1", "1.5", "1e30", "1e400", "0x10", "--", "[1]", "1,2", "9" * 5000]),
-    st.text(alphabet="xyz[]{}#!%é ", min_size=1, max_size=30),
-)
-NO_NAME = st.one_of(
-    st.sampled_from(
-        ["", "x" * 5000, "../x", "~nouser/x", "a\x1b[31mb", "a\nb", "no such", "\udcff", "a\0b", "{}", "%s"]
-    ),
-    st.text(min_size=1, max_size=40).map(lambda text: f"no-{text}"),
-)
-NAMES = (
-    "env",
-    "algo",
-    "policy",
-    "run",
-    "resume",
-    "conf_file",
-    "device",
-    "gym_packages",
-    "placement",
-    "on_worker_error",
-)
-"""Flags that take one of some names, or something that is there."""
-BASE: Mapping[str, list[str]] = {
-    "train": ["--env", "Toy-Reach", "--dry-run"],
-    "plan": ["--env", "Toy-Reach"],
-    "sft": ["--env", "Toy-Reach", "--dataset", "nowhere"],
-    "collect": ["--env", "Toy-Reach", "--expert", "-n", "1", "-o", "demos/x"],
-    "improve": ["--env", "Toy-Reach", "--policy", "nano", "--dataset", "nowhere"],
-    "evaluate": ["--env", "Toy-Reach", "--policy", "nano"],
-    "enjoy": ["--env", "Toy-Reach", "--policy", "nano"],
-    "record_video": ["--env", "Toy-Reach", "--policy", "nano"],
-}
-
-
-def wrong_flags() -> list[tuple[str, str, Any]]:
-    """Every (command, flag, strategy of values that it must refuse)."""
-    found = []
-    for command in BASE:
-        for action in PARSERS[command]._actions:
-            if not action.option_strings or action.nargs == 0:
-                continue
-            flag = max(action.option_strings, key=len)
-            numeric = getattr(action.type, "__qualname__", "").startswith("integer_in")
-            if action.choices or action.dest in NAMES:
-                found.append((command, flag, NO_NAME))
-            elif numeric:
-                found.append((command, flag, NO_NUMBER))
-    return found
-
-
-@cases(1200)
-@given(data=st.data())
-def test_one_wrong_flag(data: st.DataObject) -> None:
-    command, flag, values = data.draw(st.sampled_from(WRONG))
-    value = data.draw(values)
-    with contextlib.suppress(ValueError, OverflowError):  # drawn text that is a count after all
-        if values is NO_NUMBER and float(value) == int(float(value)) and 0 <= float(value) < 1e9:
-            return
-    said = check([command, *BASE[command], f"{flag}={value}"], 2)
-    assert "started" not in said.replace(str(value), "")
-
-
-WRONG = wrong_flags()
-
-
-@cases(150)
-@given(command=st.sampled_from([*COMMANDS]), words=st.lists(NO_NAME, min_size=1, max_size=4))
-def test_words_that_are_no_flags(command: str, words: list[str]) -> None:
-    with contextlib.suppress(argparse.ArgumentError):
-        check([command, "--no-such-flag", *words], 2)
-
-
-# Settings ---------------------------------------------------------------------------------------------
-
+TRAIN = ["--env", "Toy-Reach", "--dry-run"]
 YAML_TEXT = st.one_of(
     st.sampled_from(
         [
@@ -196,16 +110,16 @@ YAML_TEXT = st.one_of(
 )
 
 
-@cases(350)
-@given(command=st.sampled_from(["train", "plan"]), data=st.data())
-def test_settings_of_any_value(command: str, data: st.DataObject) -> None:
+@cases(200)
+@given(data=st.data())
+def test_settings_of_any_value(data: st.DataObject) -> None:
     algo = data.draw(st.sampled_from(["ppo", "grpo"]))
     key = data.draw(st.sampled_from([*known_settings(algo), "nothing", "", "gamma "]))
     pair = f"{key}:{data.draw(YAML_TEXT)}"
-    check([command, *BASE[command], "--algo", algo, "-params", pair], 0, 2)
+    check(["train", *TRAIN, "--algo", algo, "-params", pair], 0, 2)
 
 
-@cases(150)
+@cases(100)
 @given(data=st.data())
 def test_a_file_of_recipes_of_any_content(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(["Toy-Reach/nano", "default/nano", "5", "x"]))
@@ -217,14 +131,5 @@ def test_a_file_of_recipes_of_any_content(data: st.DataObject) -> None:
         )
     )
     Path("x.yml").write_bytes(text.encode("utf-8", "surrogatepass"))
-    check(["train", *BASE["train"], "-conf", "x.yml"], 0, 2)
-    check(["evaluate", *BASE["evaluate"], "--instructions", "x.yml", "--eval-episodes", "0"], 2)
-
-
-def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.train.run", lambda argv: 0)
-    with pytest.raises(AssertionError):
-        check(["train", "--env", "nothing"], 2)
-    monkeypatch.setattr("zoo.train.run", lambda argv: np.zeros(3)[7])
-    with pytest.raises(IndexError):
-        check(["train"], 2)
+    check(["train", *TRAIN, "-conf", "x.yml"], 0, 2)
+    check(["evaluate", "--env", "Toy-Reach", "--policy", "nano", "--instructions", "x.yml", "--eval-episodes", "0"], 2)

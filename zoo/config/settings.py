@@ -191,7 +191,8 @@ def _any_of(options: tuple[Any, ...], value: object, where: str) -> Any:
     words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
     if (value is None and types.NoneType in options) or (isinstance(value, str) and value in words):
         return value
-    rest = [option for option in options if option is not types.NoneType and get_origin(option) is not Literal]
+    kinds = [option for option in options if option is not types.NoneType]
+    rest = [kind for kind in kinds if get_origin(kind) is not Literal] or kinds
     return check_value(functools.reduce(operator.or_, rest), value, where)
 
 

@@ -97,6 +97,8 @@ def test_null_is_for_optional_settings_only() -> None:
         ("policy_kwargs", {"greedy": "meen"}, "no choice .*greedy.* 'meen'. Known: likeliest, mean.*'mean'"),
         ("on_worker_error", "foo", "Known: raise, restart"),
         ("value_level", "step", "Known: action, chunk"),
+        ("entropy_level", "step", "Known: action, chunk"),
+        ("entropy_level", True, "must be a word"),
         ("image_size", 1_000_000, "at most 2048"),
         ("reset_timeout", 1e300, "reset_timeout must be at most 1000000"),
         ("policy_kwargs", {"temperature": "hot"}, "must be a number"),
