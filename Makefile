@@ -52,9 +52,9 @@ test-fast: setup  ## the tests without simulators, other programs and training
 	@$(PY) -m pytest -n 2 --dist worksteal -q \
 		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
 
-# Ten times the cases that the suite draws, others each time.
-fuzz: setup  ## bad input at random, about 24,500 cases
-	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py tests/zoo/test_fuzz_folders.py $(PYTEST_ARGS)
+# Fifty times the cases that the suite draws, others each time.
+fuzz: setup  ## bad input at random, some 20,000 cases
+	@VLA_ZOO_FUZZ=50 $(PY) -m pytest -q tests/zoo/test_fuzz.py tests/zoo/test_fuzz_folders.py $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy, and the limits on how much there is to read
 	@$(PY) -m ruff check .

@@ -110,7 +110,7 @@ YAML_TEXT = st.one_of(
 )
 
 
-@cases(200)
+@cases(100)
 @given(data=st.data())
 def test_settings_of_any_value(data: st.DataObject) -> None:
     algo = data.draw(st.sampled_from(["ppo", "grpo"]))

@@ -1,6 +1,6 @@
 """Folders with one damaged file: what reads them ends in its result or in one line.
 
-What is damaged, where and how follows from a drawn number (`tests/zoo/damage.py`); `make fuzz` draws ten times as many.
+What is damaged, where and how follows from a drawn number (`tests/zoo/damage.py`); `make fuzz` draws fifty times as many.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _start(*args: object, **options: object) -> None:
     raise BadValue("started")
 
 
-@cases(250)
+@cases(50)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_run_folder(draw: random.Random) -> None:
     one_run_folder(draw)
@@ -85,7 +85,7 @@ def one_run_folder(draw: random.Random) -> None:
         check(draw.choice(COMMANDS_OF_RUNS), 0, 2)
 
 
-@cases(40)
+@cases(12)
 @given(draw=st.randoms(use_true_random=True))
 def test_records(draw: random.Random) -> None:
     one_record(draw)
@@ -110,7 +110,7 @@ def model() -> Iterator[PPO]:
     envs.close()
 
 
-@cases(150)
+@cases(30)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_checkpoint(model: PPO, draw: random.Random) -> None:
     one_checkpoint(model, draw)
@@ -163,7 +163,7 @@ class refused:
         return isinstance(error, VLAZooError)
 
 
-@cases(60)
+@cases(15)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_policy(draw: random.Random) -> None:
     one_policy(draw)
@@ -179,7 +179,7 @@ def one_policy(draw: random.Random) -> None:
             VLAPolicy.from_pretrained(best)
 
 
-@cases(100)
+@cases(20)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_dataset(draw: random.Random) -> None:
     one_dataset(draw)
