@@ -56,11 +56,11 @@ def broken(monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:
     check_vla_env(toy_benchmark("Toy-Reach"))
 
 
-def test_black_pictures_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_black_images_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(self: ToyReach) -> Mapping[str, np.ndarray]:
         return {"image": np.zeros((32, 32, 3), np.uint8), "state": np.zeros(2, np.float32)}
 
-    with pytest.raises(AssertionError, match="pictures show something"):
+    with pytest.raises(AssertionError, match="images show something"):
         broken(monkeypatch, "observe", observe)
 
 
