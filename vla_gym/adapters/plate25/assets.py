@@ -20,6 +20,8 @@ from vla_gym.system.paths import cache_dir
 VARIABLE = "MANISKILL_ASSET_DIR"
 DOWNLOAD = "python -m vla_gym.adapters.plate25.download"
 ROBOT_FILE = "wx250s.urdf"
+STAND_IN_ARM = Path(__file__).with_name("stand_in_arm.urdf")
+"""Boxes with the published joints and masses, for a machine without the robot's meshes."""
 TABLE_FILE = "bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb"
 VISUALS = ("textured.obj", "textured.dae", "textured.glb")
 """Published file names of an object's look; the first that exists is taken, as upstream does."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.adapters.plate25.runs import RUNS, Category
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue, one_line, shown
 from vla_gym.reading import read_json_object
 
 PREFIX = "ManiSkill-Plate25-"
@@ -73,46 +73,43 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
     """Return run -> success rate from the results of `zoo.evaluate`, one file a run.
 
     Raises `BadValue` for another kind of file, for two of one run, and for rates that do not belong together
-    because protocol, picture, action units or policy differ.
+    because protocol, image, action units or policy differ.
     """
     rates: dict[str, float] = {}
     rules: dict[str, Any] = {}
     for file in files:
+        record = read_json_object(file)
         try:
-            record = read_json_object(file)
             name = record["protocol"]["env_id"].removeprefix(PREFIX)
             solved = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
             constants = record["protocol"]["constants"]
             rule = {key: constants[key] for key in _RULES} | {key: record.get(key) for key in _OF_POLICY}
-            ends = record["protocol"].get("options", {}).get("success_ends", False)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if isinstance(error, BadValue) else shown(error)
-            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {why}") from error
-        if at_end and ends:
+            rate = sum(solved) / len(solved)
+        except (LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {shown(error)}") from error
+        if at_end and record["protocol"].get("options", {}).get("success_ends"):
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "
                 'repeat zoo.evaluate with -params "env_kwargs:{success_ends: false}"'
             )
-        if name in rates or not solved:
-            raise BadValue(f"{file} is a second result of {name}" if solved else f"{file} holds no episode")
         # Which files are missing differs from run to run; whether any is missing must not.
         rule["stand_ins"] = bool(rule["stand_ins"])
-        if rules and rules != rule:
-            raise BadValue(f"{file} was evaluated by other rules than the files before it: {rule}, not {rules}")
-        rates[name], rules = sum(solved) / len(solved), rule
+        if name in rates or rules not in ({}, rule):
+            raise BadValue(f"{file} is a second result of {name}, or was evaluated by other rules: {rule}, not {rules}")
+        rates[name], rules = rate, rule
     return rates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m vla_gym.adapters.plate25.averages results/*.json`: the published averages of 16 evaluations."""
-    parser = argparse.ArgumentParser(prog="vla_gym.adapters.plate25.averages", description=main.__doc__)
+    """Print the published averages of 16 evaluations."""
+    parser = argparse.ArgumentParser(prog="vla_gym.adapters.plate25.averages", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="results of zoo.evaluate, one for each run")
     parser.add_argument("--at-end", action="store_true", help="count success in the last step, as RL4VLA does")
     args = parser.parse_args(argv)
     try:
         found = averages(read_results(args.files, at_end=args.at_end))
     except BadValue as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {one_line(str(error))}\n")
         return 2
     for label, rate in (
         ("vision (5 runs)", found.vision),

@@ -6,6 +6,7 @@ Numbers and formulas: ManiSkill 3.0.1, `WidowX250SBridgeDatasetFlatTable`, contr
 
 from __future__ import annotations
 
+import colorsys
 import functools
 import os
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ import sapien
 from sapien import physx
 from sapien.wrapper.pinocchio_model import PinocchioModel
 
-from vla_gym.adapters.plate25 import stand_ins
 from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import OBJECTS
 from vla_gym.adapters.plate25.images import FRAME
@@ -175,6 +175,10 @@ FOCAL = 623.588
 PRINCIPAL = (319.501, 239.545)
 CAMERA = sapien.Pose([0, -0.16, 0.36], [0.8992917, -0.09263245, 0.35892478, 0.23209205])
 """In the frame of the robot's base."""
+TABLE_TOP = 0.869532
+"""Height at which the published code puts plates that already lie (RLinf `_generate_init_pose`), metres."""
+TABLE_HALF = (0.5, 0.5, 0.025)
+"""Half sides of the box that stands in for the table mesh, metres."""
 TABLE_TURN = [0.707, 0.707, 0, 0]
 TABLE_PLACE = [2.0634, 2.8313, 0.0]
 SUN = ([0, 0, -1], [2.2, 2.2, 2.2])
@@ -276,7 +280,7 @@ class Scene:
             half = (thing.size / 2).tolist()
             builder.add_box_collision(middle, half, material=material, density=thing.density)
             offset = 0 if placed.kind == "carrot" else len(OBJECTS)
-            colour = sapien.render.RenderMaterial(base_color=stand_ins.colour(placed.index + offset))
+            colour = sapien.render.RenderMaterial(base_color=stand_in_colour(placed.index + offset))
             builder.add_box_visual(middle, half, material=colour)
         builder.initial_pose = sapien.Pose(placed.place.position, placed.place.rotation)
         return builder.build(thing.folder)
@@ -289,10 +293,10 @@ class Scene:
             builder.add_visual_from_file(assets.table, pose=turn)
             builder.initial_pose = sapien.Pose(TABLE_PLACE)
         else:
-            half = list(stand_ins.TABLE_HALF)
+            half = list(TABLE_HALF)
             builder.add_box_collision(half_size=half)
             builder.add_box_visual(half_size=half)
-            builder.initial_pose = sapien.Pose([-0.16, 0.0, stand_ins.TABLE_TOP - half[2]])
+            builder.initial_pose = sapien.Pose([-0.16, 0.0, TABLE_TOP - half[2]])
         builder.build_static("arena")
 
     def _add_lights(self) -> None:
@@ -340,3 +344,9 @@ def set_process_settings() -> None:
         enable_friction_every_iteration=True,
         cpu_workers=0,
     )
+
+
+def stand_in_colour(index: int) -> tuple[float, float, float, float]:
+    """Return a colour for thing `index`: hues a golden angle apart, so that neighbours differ."""
+    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1.0, 0.65, 0.85)
+    return red, green, blue, 1.0

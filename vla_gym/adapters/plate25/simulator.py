@@ -5,7 +5,6 @@ Source: `evaluate` of PutOnPlateInScene25 and `is_grasping` of ManiSkill's Widow
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -14,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import sapien
 
-from vla_gym.adapters.plate25 import images, layouts, stand_ins
-from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
+from vla_gym.adapters.plate25 import images, layouts
+from vla_gym.adapters.plate25.assets import STAND_IN_ARM, Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.runs import find_run
 from vla_gym.adapters.plate25.scene import HAND, SETTLE, START_QPOS, SUBSTEPS, Scene, rotation
 from vla_gym.adapters.plate25.tasks import ACTION_UNITS, PROTOCOLS
 from vla_gym.simulator import SimStep
 from vla_gym.specs import RenderQuality, StartState, Task
-from vla_gym.system.paths import cache_dir, check_writable, write_atomic
 
 SLACK_XY = 0.01
 """Metres that the object's centre may lie beyond the plate's longest half side."""
@@ -139,7 +137,7 @@ class Plate25Simulator:
         small = images.inner_frame(image_size) if self._kept else self._size
         self._frame = images.FRAME if render_quality == "full" else small
         self._assets = Assets(**assets)
-        self._robot = Path(self._assets.robot) if self._assets.robot else box_arm(cache_dir())
+        self._robot = Path(self._assets.robot) if self._assets.robot else STAND_IN_ARM
 
     def reset(self, start: StartState) -> str:
         """Build the start state, let it come to rest if the protocol says so; nothing is drawn."""
@@ -243,15 +241,3 @@ class Plate25Simulator:
 
 def _pose(pose: sapien.Pose) -> np.ndarray:
     return np.concatenate([pose.p, pose.q])
-
-
-@functools.cache
-def box_arm(root: Path) -> Path:
-    """Return the path of the stand-in arm's URDF, written once under `root`."""
-    folder = root / "plate25-stand-in"
-    urdf = folder / ROBOT_FILE
-    for file, text in ((urdf, stand_ins.arm_urdf()), (urdf.with_suffix(".srdf"), stand_ins.arm_srdf())):
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            check_writable(folder)
-            write_atomic(file, text.encode())
-    return urdf

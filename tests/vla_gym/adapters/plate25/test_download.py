@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -27,8 +26,6 @@ FILES = {
     "carrot/more_carrot/003_bread_1/collision.obj": b"o bread",
     "carrot/more_carrot/003_bread_1/textured.glb": b"glTF" * 100,
 }
-LARGE = "carrot/more_carrot/003_bread_1/textured.glb"
-"""Kept in LFS, with a sha256; the other has Git's hash."""
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -65,18 +62,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources
     monkeypatch.setattr(download, "ROBOT_URDF_SHA256", hashlib.sha256(b"<robot/>").hexdigest())
     made.put_robot(b"<robot/>")
 
-    def siblings() -> list[Any]:
-        return [
-            SimpleNamespace(
-                rfilename=name,
-                lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()) if name == LARGE else None,
-                blob_id=hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),  # noqa: S324  Git's
-            )
-            for name, data in FILES.items()
-        ]
-
-    def snapshot(repo: str, *, local_dir: Path, revision: str, **_: Any) -> None:
-        assert (repo, revision) == (download.PACK_REPO, "abc")
+    def snapshot(repo: str, *, local_dir: Path, **_: Any) -> None:
+        assert repo == download.PACK_REPO
         for name, data in made.pack.items():
             (Path(local_dir) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(local_dir) / name).write_bytes(data)
@@ -86,8 +73,6 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources
         (tmp_path / name).write_bytes(made.table)
         return str(tmp_path / name)
 
-    info = SimpleNamespace(sha="abc", siblings=siblings())
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(dataset_info=lambda *_, **__: info))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
     yield made
@@ -113,20 +98,6 @@ def test_everything_arrives_where_it_is_looked_for(sources: Sources, tmp_path: P
     assert not (root / "bridge_v2_real2sim_dataset" / "big").exists()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_deleted(sources: Sources, tmp_path: Path, name: str) -> None:
-    sources.pack[name] += b"!"
-    with pytest.raises(BadValue, match="arrived damaged and was deleted"):
-        fetch(sources, tmp_path / "assets")
-    assert not (tmp_path / "assets" / name).exists()
-
-
-def test_a_file_that_does_not_arrive_is_named(sources: Sources, tmp_path: Path) -> None:
-    del sources.pack[LARGE]
-    with pytest.raises(BadValue, match=r"textured\.glb of RLinf/maniskill_assets did not arrive"):
-        fetch(sources, tmp_path / "assets")
-
-
 def test_another_table_is_not_used(sources: Sources, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="another checksum than ManiSkill"):
         download.download(tmp_path, robot_url=sources.robot_url)
@@ -143,7 +114,7 @@ def test_another_robot_is_not_used(sources: Sources, tmp_path: Path) -> None:
 def test_an_archive_may_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     archive = tmp_path / "bad.zip"
     archive.write_bytes(zipped({"top/../../evil": b"x"}))
-    with pytest.raises(BadValue, match="leads out of the folder"):
+    with pytest.raises(BadValue, match="evil"):
         download.unpack(archive, tmp_path / "inside", keep="", strip=1)
     assert not (tmp_path / "evil").exists()
     archive.write_bytes(b"no zip")
@@ -162,4 +133,4 @@ def test_no_connection_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: could not fetch RLinf/maniskill_assets from the Hugging Face Hub")
+    assert done.stderr.startswith("error: could not fetch RLinf/maniskill_assets")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from vla_gym.errors import MissingDependency
 from vla_gym.specs import StartState
 from vla_gym.system.vulkan import sapien_device
 
-pytest.importorskip("sapien")
+sapien = pytest.importorskip("sapien")
+
+from vla_gym.adapters.plate25.assets import STAND_IN_ARM
+from vla_gym.adapters.plate25.simulator import Progress, grips, lies_on, task_progress, world_box
+
 pytestmark = pytest.mark.sim
 
 START = StartState(task_id=3, trial_id=1)
@@ -82,7 +87,7 @@ def test_an_episode_is_the_same_bit_for_bit_whatever_came_before(bare: Path) -> 
 
 
 def test_robot_and_objects_are_shown_as_drawn(bare: Path) -> None:
-    from vla_gym.adapters.plate25 import images as pictures
+    from vla_gym.adapters.plate25 import images
 
     sim = simulator(render_quality="full")
     sim.reset(START)
@@ -91,7 +96,7 @@ def test_robot_and_objects_are_shown_as_drawn(bare: Path) -> None:
     assert frame.shape == (480, 640, 3)
     assert 0.02 < foreground.mean() < 0.6
     np.testing.assert_array_equal(frame[foreground], drawn[foreground])
-    photo = pictures.photo(sim._assets, sim._episode.table, (480, 640))
+    photo = images.photo(sim._assets, sim._episode.table, (480, 640))
     np.testing.assert_array_equal(frame[~foreground], photo[~foreground])
 
 
@@ -181,3 +186,133 @@ def test_published_files_are_used_where_they_are(sample: Path, monkeypatch: pyte
     assert 0.03 < dynamic_body(sim._object).mass < 0.15
     assert 0.865 < sim._plate.pose.p[2] < 0.875
     sim.step(np.zeros(7))
+
+
+def numbers(urdf: Path) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """Moving joint -> origin, axis, limits; link -> mass."""
+    root = ET.parse(urdf).getroot()  # noqa: S314  our own files
+    joints = {}
+    for joint in root.iter("joint"):
+        limit = joint.find("limit")
+        if joint.get("type") in ("revolute", "prismatic") and limit is not None:
+            parts = [joint.find(tag).get("xyz").split() for tag in ("origin", "axis")]  # type: ignore[union-attr]
+            texts = [*parts[0], *parts[1], limit.get("lower"), limit.get("upper")]
+            joints[joint.get("name", "")] = [float(text) for text in texts]
+    masses = {link.get("name"): float(link.find("inertial/mass").get("value")) for link in root.iter("link")}  # type: ignore[union-attr, arg-type]
+    return joints, masses  # type: ignore[return-value]
+
+
+def test_the_stand_in_arm_s_joints_and_masses_are_the_published_ones(sample: Path) -> None:
+    joints, masses = numbers(sample / "widowx" / "wx250s.urdf")
+    own_joints, own_masses = numbers(STAND_IN_ARM)
+    assert own_joints == joints
+    assert own_masses.items() <= masses.items()
+
+
+def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same joints after the same actions as ManiSkill's agent and controller on its own scene."""
+    pytest.importorskip("mani_skill")
+    import torch
+    from mani_skill.envs.scene import ManiSkillScene
+    from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import (
+        WidowX250SBridgeDatasetFlatTable,
+    )
+    from mani_skill.envs.utils.system.backend import parse_sim_and_render_backend
+
+    from vla_gym.adapters.plate25.scene import START_QPOS, TIMESTEP, Arm, set_process_settings
+
+    urdf = sample / "widowx" / "wx250s.urdf"
+    monkeypatch.setattr(WidowX250SBridgeDatasetFlatTable, "urdf_path", str(urdf))
+    set_process_settings()
+    actions = np.random.default_rng(0).uniform(-0.03, 0.03, (6, 7))
+    actions[:, 6] = [1, 1, -1, -1, 1, -1]
+
+    def systems() -> list[Any]:
+        return [sapien.physx.PhysxCpuSystem(), sapien.render.RenderSystem(sapien.Device("cpu"))]
+
+    scene = sapien.Scene(systems())
+    scene.timestep = TIMESTEP
+    arm = Arm(scene, urdf)
+    arm.reset(START_QPOS)
+    backend = parse_sim_and_render_backend("physx_cpu", "sapien_cpu")
+    upstream_scene = ManiSkillScene([sapien.Scene(systems())], device=torch.device("cpu"), backend=backend)
+    upstream_scene.timestep = TIMESTEP
+    agent = WidowX250SBridgeDatasetFlatTable(
+        upstream_scene, 5, initial_pose=sapien.Pose([0.127, 0.06, 0.85], [0, 0, 0, 1])
+    )
+    agent.robot.set_pose(sapien.Pose([0.147, 0.028, 0.870], [0, 0, 0, 1]))
+    agent.reset(init_qpos=START_QPOS)
+    agent.controller.reset()
+    for action in actions:
+        arm.set_action(action)
+        agent.set_action(torch.tensor(action[None], dtype=torch.float32))
+        for _ in range(100):
+            scene.step()
+            upstream_scene.step()
+        np.testing.assert_allclose(arm.qpos(), agent.robot.get_qpos()[0].numpy(), atol=1e-5)
+
+
+PLATE = np.array([0.11, 0.11, 0.006])
+CUBE = np.array([0.04, 0.04, 0.04])
+
+
+def test_world_box() -> None:
+    # A 2 x 1 x 1 box turned 90 degrees about z is 1 x 2 x 1; turned 45 degrees it is 3/sqrt(2) wide both ways.
+    quarter = np.array([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    np.testing.assert_allclose(world_box(np.array([2.0, 1.0, 1.0]), quarter), [1, 2, 1])
+    c = np.sqrt(0.5)
+    eighth = np.array([[c, -c, 0.0], [c, c, 0.0], [0.0, 0.0, 1.0]])
+    np.testing.assert_allclose(world_box(np.array([2.0, 1.0, 1.0]), eighth), [3 * c, 3 * c, 1])
+
+
+@pytest.mark.parametrize(
+    ("offset", "force", "on"),
+    [
+        ((0.0, 0.0, 0.023), 0.1, True),
+        ((0.064, 0.0, 0.023), 0.1, True),  # 0.055 + 0.01 is the limit
+        ((0.066, 0.0, 0.023), 0.1, False),
+        ((0.05, 0.05, 0.023), 0.1, False),  # 0.0707 from the centre
+        ((0.0, 0.0, 0.0), 0.1, False),  # not above
+        ((0.0, 0.0, 0.072), 0.1, True),  # 0.003 + 0.02 + 0.05 = 0.073 is the limit
+        ((0.0, 0.0, 0.074), 0.1, False),
+        ((0.0, 0.0, 0.023), 0.03, False),  # more than 0.03 N
+    ],
+)
+def test_lies_on(offset: tuple[float, float, float], force: float, on: bool) -> None:
+    assert lies_on(np.array(offset), CUBE, PLATE, force) is on
+
+
+def test_grips() -> None:
+    opening = np.array([0.0, 1.0, 0.0])
+    assert grips(np.array([0.0, 0.6, 0.0]), opening)
+    assert not grips(np.array([0.0, 0.4, 0.0]), opening)  # less than 0.5 N
+    assert not grips(np.array([0.6, 0.0, 0.0]), opening)  # 90 degrees
+    near = np.deg2rad(84.0)
+    assert grips(np.array([np.sin(near), np.cos(near), 0.0]), opening)
+    assert not grips(np.zeros(3), opening)
+
+
+def test_levels_and_memory() -> None:
+    state, paid = Progress(), []
+    #          grasping, on plate
+    script = [(0, 1), (1, 0), (0, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 1), (0, 0), (0, 1)]
+    for grasping, on_plate in script:
+        before = state
+        state = task_progress(before, grasping=bool(grasping), on_plate=bool(on_plate))
+        paid.append(round(state.level - before.level, 6))
+    # On the plate without a grasp pays nothing. Grasped: 0.1. Five in a row (steps 4-8): 0.1. On the plate while in
+    # the gripper: 1. Off it: -1. On it again: 1.
+    assert paid == [0, 0.1, 0, 0, 0, 0, 0, 0.1, 1.0, -1.0, 1.0]
+    assert sum(paid) == pytest.approx(1.2)
+    assert state.success
+    assert state.grasped
+    assert state.held
+
+
+def test_no_history_pays_more_than_1_2() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        state = Progress()
+        for grasping, on_plate in rng.random((80, 2)) < rng.random(2):
+            state = task_progress(state, grasping=bool(grasping), on_plate=bool(on_plate))
+            assert 0.0 <= state.level <= 1.2

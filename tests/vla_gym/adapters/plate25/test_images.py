@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vla_gym.adapters.plate25.images import bilinear, box_of, green_screen, letterbox, mix
+from vla_gym.adapters.plate25.images import (
+    bilinear,
+    box_of,
+    green_screen,
+    letterbox,
+    mix,
+    stand_in_photo,
+    stand_in_texture,
+)
 
 
 @pytest.fixture
@@ -82,10 +90,10 @@ def test_bilinear_has_half_pixel_centres() -> None:
     two = np.array([[[0], [100]]], dtype=np.uint8).repeat(3, axis=2)
     # Twice as wide: centres at -0.25, 0.25, 0.75, 1.25 of the old ones -> 0, 25, 75, 100.
     assert bilinear(two, 1, 4)[0, :, 0].tolist() == [0.0, 25.0, 75.0, 100.0]
-    picture = np.random.default_rng(2).integers(0, 256, (5, 6, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(bilinear(picture, 5, 6), picture)
+    image = np.random.default_rng(2).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(bilinear(image, 5, 6), image)
     window = (slice(3, 9), slice(2, 4))
-    np.testing.assert_array_equal(bilinear(picture, 11, 13, window), bilinear(picture, 11, 13)[window])
+    np.testing.assert_array_equal(bilinear(image, 11, 13, window), bilinear(image, 11, 13)[window])
 
 
 def test_wrong_sizes_are_refused(drawn: np.ndarray, foreground: np.ndarray) -> None:
@@ -97,11 +105,18 @@ def test_wrong_sizes_are_refused(drawn: np.ndarray, foreground: np.ndarray) -> N
 
 def test_a_letterbox_is_what_openpi_makes_of_the_camera() -> None:
     """`resize_with_pad` of openpi_client: 168 of 224 rows, PIL's bilinear, the rest black."""
-    picture = np.random.default_rng(0).integers(1, 256, (480, 640, 3), dtype=np.uint8)
-    shown = letterbox(picture, 224)
+    image = np.random.default_rng(0).integers(1, 256, (480, 640, 3), dtype=np.uint8)
+    shown = letterbox(image, 224)
     assert shown.shape == (224, 224, 3)
     assert not shown[:28].any()
     assert not shown[196:].any()
-    inner = np.array(Image.fromarray(picture).resize((224, 168), Image.Resampling.BILINEAR))
+    inner = np.array(Image.fromarray(image).resize((224, 168), Image.Resampling.BILINEAR))
     assert (shown[28:196] == inner).all()
     assert (letterbox(inner, 224) == shown).all()  # drawn at that size
+
+
+def test_stand_ins_are_the_same_each_time_and_differ_from_each_other() -> None:
+    for make in (stand_in_photo, stand_in_texture):
+        assert make(3).shape == (480, 640, 3)
+        assert np.array_equal(make(3), make(3))
+        assert not np.array_equal(make(3), make(4))
