@@ -12,10 +12,10 @@ from typing import Any
 from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
 from vla_gym.system.paths import check_destination
+from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, flag_of
 from zoo.cli.main import guarded
-from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.shared_flags import add_policy_arguments
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outcomes_of

@@ -9,6 +9,7 @@ import numpy as np
 
 from vla_gym.system.paths import check_destination
 from vla_gym.video import caption
+from zoo.agents.agent import open_agent, play
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
@@ -58,10 +59,8 @@ def run(argv: Sequence[str]) -> int:
     if not args.no_render:
         check_destination(output, suffix=".mp4")
 
-    from zoo.agents.agent import open_agent, play
-
     policy, envs = open_agent(plan)
-    title, fps = f"{plan.name} on {plan.env}", float(envs.metadata["render_fps"])
+    title, fps = f"{plan.policy.name} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
     sentences = [tasks[start.task_id].instruction for start in plan.episodes]

@@ -10,10 +10,10 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.paths import check_destination
 from zoo.agents.agent import Agent
+from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_runs import evaluate_published
 from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True)
     if args.output:
         check_destination(Path(args.output))
-    print(f"{plan.name} on {plan.env}", flush=True)
+    print(f"{plan.policy.name} on {plan.env}", flush=True)
     weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vla_gym
 from vla_gym.system.paths import check_destination
-from zoo.agents.agent import Agent
+from zoo.agents.agent import Agent, open_agent, play
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
@@ -53,9 +53,7 @@ def run(argv: Sequence[str]) -> int:
     default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere=video_name(plan, "video"))
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
-    from zoo.agents.agent import open_agent, play
-
-    print(f"{plan.name} on {plan.env}", flush=True)
+    print(f"{plan.policy.name} on {plan.env}", flush=True)
     policy, envs = open_agent(plan)
     tasks = envs.benchmark.tasks
     recorder = EvaluationVideo(
@@ -82,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
 
 def video_name(plan: Agent, stem: str) -> str:
     """Return the name of a video that belongs to no run folder: `<stem>-<policy>-<environment>`."""
-    policy = Path(plan.name)
+    policy = Path(plan.policy.name)
     name = policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")
     return f"{stem}-{name}-{folder_name(plan.env)}"
 

@@ -32,7 +32,7 @@ ROOMS = {
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),
-        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "serving", "agents", "cli"),
+        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "agents", "serving", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

@@ -5,51 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vla_gym.errors import BadValue
+from gymnasium import spaces
+
+from vla_gym.make import make_vec
 from vla_gym.observation import ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
+from vla_gym.system.extras import check_installed
+from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import can_sample
 from zoo.config.run_config import benchmark_options
 from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, episodes_of, evaluate
 from zoo.evaluation.protocol import EvaluationProtocol
 
-if TYPE_CHECKING:  # they bring torch, or a protocol's packages
-    from vla_gym.vector.vector_env import VLAVectorEnv
+if TYPE_CHECKING:  # they bring torch
+    import torch
+
     from vla_policies.policy import VLAPolicy
-    from zoo.serving.client import RemotePolicy, ServerAddress
-    from zoo.serving.declaration import Declaration
 
 _HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile", "device_map", "offload_folder")
 """Of `policy_kwargs`, what `PolicyRef` does not say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyServer:
-    """A policy server that has been asked what it serves."""
-
-    address: ServerAddress
-    declaration: Declaration
+class ServedPolicy(Protocol):
+    """A policy that a server has; `zoo.serving.client.PolicyServer`."""
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
-        return self.address.conf.policy is None
+    def name(self) -> str:
+        """Address of the server."""
 
-    def check_acting(self, protocol: EvaluationProtocol) -> None:
-        """Raise `BadValue` where the served policy does not act by the protocol."""
-        if not self.is_ours and protocol.sample == self.declaration.deterministic:
-            kind = "deterministic" if self.declaration.deterministic else "sampled"
-            flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
-            raise BadValue(f"--server-conf says that {self.address.url} selects {kind} actions; {flag}")
-        if protocol.rounds > 1 and not protocol.sample:
-            raise BadValue(
-                f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike; sample with "
-                "--stochastic"
-            )
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of its weights, where the server tells it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the server says of the policy, as JSON values."""
+
+    def connect(self) -> Any:
+        """Return an object with the methods of `VLAPolicy` that evaluating, recording and collecting call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +54,8 @@ class Agent:
 
     env: str
     """Environment id."""
-    policy: PolicyRef | PolicyServer
-    """The policy, or the server that has it."""
+    policy: PolicyRef | ServedPolicy
+    """The policy, opened here or where it is served."""
     policy_kwargs: Mapping[str, Any]
     """Settings of the policy, as they are recorded."""
     protocol: EvaluationProtocol
@@ -82,13 +78,8 @@ class Agent:
     """Seed of sampled actions."""
 
     @property
-    def name(self) -> str:
-        """Family, checkpoint folder, Hub id or address of the policy."""
-        return self.policy.name if isinstance(self.policy, PolicyRef) else self.policy.address.url
-
-    @property
-    def server(self) -> PolicyServer | None:
-        """Server of the policy; None where it is opened here."""
+    def served(self) -> ServedPolicy | None:
+        """The policy where a server has it; None where it is opened here."""
         return None if isinstance(self.policy, PolicyRef) else self.policy
 
     @property
@@ -111,9 +102,7 @@ class Agent:
         return "_".join([stem, *self.departures])
 
 
-def open_agent(
-    agent: Agent, *, every_step: bool = False, privileged: bool = False
-) -> tuple[VLAPolicy | RemotePolicy, VLAVectorEnv]:
+def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = False) -> tuple[Any, VLAVectorEnv]:
     """Load the policy, or connect with its server, then start the simulators; the caller closes the environment.
 
     A policy that cannot act as planned raises before any simulator starts. With `every_step` the environment is
@@ -121,43 +110,44 @@ def open_agent(
     """
     import torch
 
-    import vla_gym
+    from zoo.distributed.process_group import use_device
 
     torch.manual_seed(agent.seed)
     if agent.num_threads is not None:
         torch.set_num_threads(agent.num_threads)
-    policy: VLAPolicy | RemotePolicy
+    device = use_device(agent.device)
     if isinstance(agent.policy, PolicyRef):
-        policy = _load_policy(agent, agent.policy)
+        check_installed(agent.benchmark)
+        policy = load_policy(agent.policy, agent.policy_kwargs, device, agent.env, agent.env_options)
     else:
-        from zoo.serving.client import RemotePolicy
-
-        policy = RemotePolicy(agent.policy.address, agent.policy.declaration)
+        policy = agent.policy.connect()
     options = {**agent.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
-    return policy, vla_gym.make_vec(agent.env, agent.num_envs, autoreset_mode="disabled", **options)
+    return policy, make_vec(agent.env, agent.num_envs, autoreset_mode="disabled", **options)
 
 
-def _load_policy(agent: Agent, ref: PolicyRef) -> VLAPolicy:
-    from gymnasium import spaces
-
-    from vla_gym.system.extras import check_installed
+def load_policy(
+    ref: PolicyRef,
+    policy_kwargs: Mapping[str, Any],
+    device: torch.device | str,
+    env: str | None = None,
+    env_options: Mapping[str, Any] | None = None,
+) -> VLAPolicy:
+    """Return a policy that only acts, fitted to an environment, which is not started, where one is given."""
     from vla_policies.policy import VLAPolicy
-    from zoo.distributed.process_group import use_device
 
-    options, benchmark = agent.env_options, agent.benchmark
-    check_installed(benchmark)
-    layout = ObservationLayout(
-        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
-        image_size=options.get("image_size") or benchmark.default_image_size,
-        state_dim=benchmark.state_dim if options.get("state", True) else 0,
-    )
-    policy = VLAPolicy.from_pretrained(
-        ref.reading(suite=benchmark.suite, action_spec=benchmark.action_spec),
-        observation_space=layout.bytes_space(),
-        action_space=spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim)),
-        device=use_device(agent.device),
-        **{name: value for name, value in agent.policy_kwargs.items() if name in _HOW_TO_OPEN},
-    )
+    kwargs: dict[str, Any] = {name: value for name, value in policy_kwargs.items() if name in _HOW_TO_OPEN}
+    if env is not None:
+        options = env_options or {}
+        benchmark = find_benchmark(env, **benchmark_options(options))
+        ref = ref.reading(suite=benchmark.suite, action_spec=benchmark.action_spec)
+        layout = ObservationLayout(
+            cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
+            image_size=options.get("image_size") or benchmark.default_image_size,
+            state_dim=benchmark.state_dim if options.get("state", True) else 0,
+        )
+        kwargs["observation_space"] = layout.bytes_space()
+        kwargs["action_space"] = spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim))
+    policy = VLAPolicy.from_pretrained(ref, device=device, **kwargs)
     policy.set_training_mode(False)
     return policy
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
@@ -15,7 +15,7 @@ from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
-from zoo.agents.agent import Agent, PolicyServer
+from zoo.agents.agent import Agent
 from zoo.agents.recipe import (
     check_acting,
     find_policy,
@@ -44,6 +44,9 @@ from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import is_shipped
 from zoo.yaml_text import read_yaml_mapping
+
+if TYPE_CHECKING:  # it brings a protocol's packages
+    from zoo.serving.client import PolicyServer
 
 _OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
 """Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
@@ -95,11 +98,10 @@ def plan_rollout(
         check_acting(policy, protocol, kwargs)
     else:
         lengths = {"state_dim": policy.declaration.state_dim, "action_dim": policy.declaration.action_dim}
-    reads_state = options.get("state", True)
-    check_lengths(lengths, {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim})
-    if isinstance(policy, PolicyServer):
         policy.declaration.check_environment(benchmark, options)
         policy.check_acting(protocol)
+    state_dim = benchmark.state_dim if options.get("state", True) else 0
+    check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
@@ -213,7 +215,7 @@ def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> P
     from zoo.serving.wire import require_wire_packages
 
     require_wire_packages()
-    from zoo.serving.client import read_declaration, server_address
+    from zoo.serving.client import PolicyServer, read_declaration, server_address
 
     if policy_kwargs:
         raise BadValue(

@@ -140,7 +140,7 @@ def student_source(args: argparse.Namespace) -> Source:
         "options": _recorded(options),
         "noise": args.noise,
         "seed": args.seed,
-        "student": plan.name,
+        "student": plan.policy.name,
         "student_share": share,
         "stochastic": plan.protocol.sample,
         **_opened_with(plan),
@@ -175,7 +175,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             seed=args.seed,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            values=plan.server is None,
+            values=plan.served is None,
         )
         policy, envs = open_agent(plan, every_step=True)
         return envs, lambda tries, first, _: roll_out(envs, policy, tries[: plan.num_envs], first, rules)
@@ -183,7 +183,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     settings = {
         "env": plan.env,
         "options": _recorded(options),
-        "policy": plan.name,
+        "policy": plan.policy.name,
         "stochastic": plan.protocol.sample,
         **_opened_with(plan),
         "gamma": gamma,

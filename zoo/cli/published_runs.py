@@ -18,10 +18,10 @@ from vla_policies.model_folder import Request
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import open_folder
 from zoo.agents.agent import Agent
+from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.agents.recipe import find_policy, over_recipe
 from zoo.cli.agent import OF_POLICY, given_settings, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
-from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.hyperparams import acting_recipe, deep_merge, load_hyperparams

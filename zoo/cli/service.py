@@ -45,7 +45,6 @@ def _is_policy_alone(folder: Path) -> bool:
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
     env = args.env or env
     benchmark = None if env is None else find_benchmark(env)
-    suite = None if benchmark is None else benchmark.suite
     given = given_settings(args.params)
     if others := [name for name in given if name != "policy_kwargs"]:
         raise BadValue(
@@ -67,11 +66,9 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
         find_benchmark(env, **benchmark_options(options))
     return ServicePlan(
         name=args.run or args.policy,
-        policy=choice.name,
-        family=choice.family,
+        policy=choice.read_by(kwargs),
         env=env,
         env_options=options,
-        suite=suite,
         policy_kwargs=kwargs,
     )
 

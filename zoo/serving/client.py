@@ -26,6 +26,7 @@ from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoi
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
+from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
 from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
@@ -329,6 +330,49 @@ class RemotePolicy:
         while len(self._connections) <= max(self._place.values()):
             self._connections.append(PolicyConnection(self._address, self.declaration))
         return [self._connections[self._place[episode]] for episode in episodes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyServer:
+    """A policy server that has been asked what it serves."""
+
+    address: ServerAddress
+    declaration: Declaration
+
+    @property
+    def name(self) -> str:
+        """Address of the server."""
+        return self.address.url
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """SHA-256 of its weights, where the server tells it."""
+        return self.declaration.weights_sha256
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the server says of the policy, as JSON values."""
+        return self.declaration.to_json()
+
+    def connect(self) -> RemotePolicy:
+        """Return the policy."""
+        return RemotePolicy(self.address, self.declaration)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
+        return self.address.conf.policy is None
+
+    def check_acting(self, protocol: EvaluationProtocol) -> None:
+        """Raise `BadValue` where the served policy does not act by the protocol."""
+        if not self.is_ours and protocol.sample == self.declaration.deterministic:
+            kind = "deterministic" if self.declaration.deterministic else "sampled"
+            flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
+            raise BadValue(f"--server-conf says that {self.address.url} selects {kind} actions; {flag}")
+        if protocol.rounds > 1 and not protocol.sample:
+            raise BadValue(
+                f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike; sample with "
+                "--stochastic"
+            )
 
 
 def _noise_keys(noise: Noise) -> list[NoiseKey]:

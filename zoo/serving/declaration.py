@@ -13,6 +13,7 @@ from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.specs import ActionSpec, Benchmark
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_lengths
+from vla_policies.resolver import PolicyRef
 
 METADATA_KEY = "vla_zoo"
 """Key of the declaration in a server's greeting, and of our own clients' additions to a request."""
@@ -184,15 +185,11 @@ class ServicePlan:
 
     name: str
     """As the user named it, for reports."""
-    policy: str
-    """Checkpoint folder, Hub id or family name."""
-    family: str
-    """Its family."""
+    policy: PolicyRef
+    """The policy."""
     env: str | None
     """Environment id it was trained in, or is to act in; None where that is not known."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec` that give its observations."""
-    suite: str | None = None
-    """Suite of the environment's tasks, where it is one."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""

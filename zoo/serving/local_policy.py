@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
-from vla_gym.observation import ObservationLayout
 from vla_gym.registry import find_benchmark
-from vla_gym.specs import Benchmark
 from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, Noise, RowNoise, SlotNoise
 from vla_policies.policy import VLAPolicy
+from zoo.agents.agent import load_policy
 from zoo.config.run_config import benchmark_options
 from zoo.runs.evaluations import weights_sha256
 from zoo.serving.declaration import Declaration, ServicePlan
@@ -58,20 +56,15 @@ def open_policy(
     any_image_size: bool,
 ) -> LocalPolicy:
     """Load the policy, fitted to its environment where one is known, and declare it."""
-    benchmark = None
-    fitting: dict[str, Any] = {}
-    if plan.env is not None:
-        benchmark = find_benchmark(plan.env, **benchmark_options(plan.env_options))
-        fitting = _spaces(benchmark, plan.env_options)
-    policy = VLAPolicy.from_pretrained(
-        plan.policy, suite=plan.suite, device=device, to_act=True, **plan.policy_kwargs, **fitting
-    )
-    policy.set_training_mode(False)
-    conventions = policy.conventions
-    size = conventions.image_size if benchmark is None else _image_size(benchmark, plan.env_options)
+    options = plan.env_options
+    policy = load_policy(plan.policy, plan.policy_kwargs, device, plan.env, options)
+    benchmark = None if plan.env is None else find_benchmark(plan.env, **benchmark_options(options))
+    conventions, size = policy.conventions, policy.conventions.image_size
+    if benchmark is not None:
+        size = int(options.get("image_size") or benchmark.default_image_size)
     declaration = Declaration(
         policy=plan.name,
-        family=plan.family,
+        family=plan.policy.family,
         env=plan.env,
         env_options=dict(plan.env_options),
         cameras=conventions.cameras,
@@ -88,27 +81,9 @@ def open_policy(
             "deterministic": policy.action_selection_text(deterministic=True),
             "sampled": policy.action_selection_text(deterministic=False),
         },
-        weights_sha256=weights_sha256(Path(plan.policy)),
+        weights_sha256=weights_sha256(Path(plan.policy.name)),
     )
     return LocalPolicy(policy, declaration)
-
-
-def _image_size(benchmark: Benchmark, options: Mapping[str, Any]) -> int:
-    return int(options.get("image_size") or benchmark.default_image_size)
-
-
-def _spaces(benchmark: Benchmark, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment's part of `VLAPolicy.from_pretrained`'s arguments, without starting it."""
-    layout = ObservationLayout(
-        cameras=benchmark.cameras if options.get("wrist_camera") else benchmark.cameras[:1],
-        image_size=_image_size(benchmark, options),
-        state_dim=benchmark.state_dim if options.get("state", True) else 0,
-    )
-    return {
-        "action_spec": benchmark.action_spec,
-        "observation_space": layout.bytes_space(),
-        "action_space": spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim)),
-    }
 
 
 def _noise(key: NoiseKey) -> Noise:

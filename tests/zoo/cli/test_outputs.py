@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
+from zoo.agents.measuring import write_or_print
 from zoo.cli.main import main
-from zoo.cli.measuring import write_or_print
 
 TOY = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu"]
 

@@ -39,14 +39,14 @@ def test_addresses_are_known_by_their_scheme() -> None:
 
 def test_the_servers_declaration_chooses_environment_and_options(url: str) -> None:
     plan = planned("--policy", url)
-    assert (plan.name, plan.env) == (url, "Toy-Reach")
+    assert (plan.policy.name, plan.env) == (url, "Toy-Reach")
     assert {name: plan.env_options[name] for name in ("chunk", "image_size", "wrist_camera")} == {
         "chunk": 3,
         "image_size": 8,
         "wrist_camera": False,
     }
-    assert plan.server is not None
-    assert plan.server.is_ours
+    assert plan.served is not None
+    assert plan.served.is_ours
 
 
 @pytest.mark.parametrize(

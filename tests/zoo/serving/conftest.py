@@ -16,6 +16,7 @@ import pytest
 
 from vla_gym.registry import find_benchmark
 from vla_policies import VLAPolicy
+from vla_policies.resolver import resolve_policy
 from zoo.serving.declaration import Declaration, ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
 from zoo.serving.protocols import Decision, Request
@@ -47,7 +48,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_policy(toy_folder: Path) -> LocalPolicy:
     """That policy, opened to be served."""
-    plan = ServicePlan(name="toy", policy=str(toy_folder), family="nano", env="Toy-Reach", env_options=OPTIONS)
+    plan = ServicePlan(name="toy", policy=resolve_policy(toy_folder), env="Toy-Reach", env_options=OPTIONS)
     return open_policy(plan, device="cpu", deterministic=True, any_image_size=False)
 
 

@@ -12,8 +12,8 @@ import vla_gym
 from vla_gym.errors import BadValue, ServerFailed, VLAZooError
 from vla_policies import VLAPolicy
 from zoo import collect, compare, evaluate, record_video
+from zoo.agents.measuring import measure, partial_file, weights_of
 from zoo.cli.agent import plan_rollout
-from zoo.cli.measuring import measure, partial_file, weights_of
 from zoo.serving.declaration import Declaration
 
 from ..serving.conftest import Serving, declaration, echo, serving

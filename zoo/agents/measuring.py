@@ -1,0 +1,90 @@
+"""An agent's success: its episodes played to a table and a record, for the commands that measure it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import BadValue, VLAZooError, os_reason
+from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.agents.agent import Agent, open_agent, play
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.files import write_text
+from zoo.runs.evaluations import weights_sha256
+from zoo.runs.progress import Progress
+
+
+def weights_of(agent: Agent) -> str | None:
+    """Return the SHA-256 of the agent's weights, as their server tells it where they are served; None = not known."""
+    return agent.served.weights_sha256 if agent.served else weights_sha256(Path(agent.policy.name))
+
+
+def partial_file(output: Path) -> Path:
+    """Return the file of the episodes that were finished when an evaluation ended early."""
+    return output.with_name(f"{output.stem}_partial{output.suffix}")
+
+
+def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool | None) -> tuple[str, dict[str, Any]]:
+    """Play the agent's episodes; return the table of success and the record as JSON values.
+
+    `weights` is `weights_of` the agent. An error of the kind that users meet (a policy server or a simulator that is
+    gone) leaves the finished episodes in the file `partial`, and says so.
+    """
+    policy, envs = open_agent(agent)
+    bar = Progress(len(agent.episodes), on=progress, unit="episode")
+    finished: list[EpisodeRecord] = []
+
+    def on_episode(episode: EpisodeRecord) -> None:
+        finished.append(episode)
+        bar.note(f"success {sum(e.success_once for e in finished) / len(finished):.1%}")
+        bar.to(len(finished))
+
+    actions = policy.action_selection_text(deterministic=not agent.protocol.sample)
+    try:
+        episodes = play(agent, policy, envs, on_episode=on_episode)
+    except VLAZooError as error:
+        if not finished:
+            raise
+        record = {"planned_episodes": len(agent.episodes), **_record(agent, envs, finished, actions, weights)}
+        write_or_print(partial, json.dumps(record, indent=2))
+        kept = "1 finished episode is" if len(finished) == 1 else f"{len(finished)} finished episodes are"
+        raise type(error)(f"{error}; {kept} in {partial}") from error
+    finally:
+        bar.close()
+        envs.close()
+    record = _record(agent, envs, episodes, actions, weights)
+    return evaluation_table(episodes, envs.benchmark.tasks, record["summary"]), record
+
+
+def _record(
+    agent: Agent, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
+) -> dict[str, Any]:
+    protocol, own_words = envs.protocol(), len(envs.config.own_instructions)
+    line = protocol_line(agent.env, episodes, envs.benchmark, chunk=envs.chunk, actions=actions, own_words=own_words)
+    return evaluation_record(
+        episodes,
+        envs.benchmark.tasks,
+        env_id=agent.env,
+        protocol={**protocol, "evaluation": {**agent.protocol.to_json(), "actions": actions, "seed": agent.seed}},
+        policy=agent.policy.name,
+        weights_sha256=weights,
+        seed=agent.seed,
+        deterministic=not agent.protocol.sample,
+        rounds=agent.protocol.rounds,
+        summary=line,
+        **({} if agent.served is None else {"server": agent.served.to_json()}),
+    )
+
+
+def write_or_print(path: Path, text: str) -> None:
+    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text + "\n")
+    except OSError as error:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        raise BadValue(f"cannot write '{path}': {os_reason(error)}; what belongs there was printed instead") from error
