@@ -53,11 +53,6 @@ def times_made(folder: Path) -> int:
     return len((folder / "made").read_text().splitlines())
 
 
-def test_other_versions_go_into_the_same_environment(checkout: Path) -> None:
-    (checkout / "constraints.txt").write_text("numpy==2.4.6\n")
-    assert times_made(checkout) == 1
-
-
 def test_a_set_up_that_was_stopped_before_pip_was_there_starts_anew(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "pip").unlink()
     for stamp in (checkout / ".venv").glob(".installed-*"):
@@ -72,10 +67,6 @@ def test_a_python_that_has_gone_is_replaced(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "pip").write_text("#!/nowhere/python\n")
     assert times_made(checkout) == 2
     assert python.is_file()
-
-
-def test_a_moved_checkout_gets_an_environment_of_its_own(checkout: Path) -> None:
-    assert times_made(checkout.rename(checkout.with_name("moved"))) == 2
 
 
 def test_a_copied_checkout_does_not_run_the_code_of_the_first(checkout: Path) -> None:

@@ -44,21 +44,6 @@ def test_the_agents_of_this_checkout_are_those_the_extra_asks_for() -> None:
     assert (ROOT / "agents" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
-def test_maniskill_is_asked_for_only_where_it_can_be_installed() -> None:
-    marker = requirements("maniskill")["mani_skill"].marker
-    assert marker is not None
-    linux = {"platform_system": "Linux"}
-    assert [marker.evaluate({**linux, "python_version": f"3.{minor}"}) for minor in (11, 12, 13)] == [True, True, False]
-
-
-def test_every_extra_says_what_it_brings() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    block = text[text.index("[project.optional-dependencies]") : text.index("[project.scripts]")]
-    told = {name for comment, name in re.findall(r"^(# .+\n)(\w+) = \[", block, flags=re.M)}
-    # The comment above `libero` is of the benchmarks.
-    assert told | {"metaworld"} == set(EXTRAS)
-
-
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_published_works_outside_the_repository() -> None:

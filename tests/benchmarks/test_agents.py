@@ -98,31 +98,6 @@ def test_parts_of_other_environments_are_collected_by_themselves_and_learned_tog
     assert reach["-o"] != push["-o"]
 
 
-def test_the_best_on_the_validation_split_is_the_agent_where_the_recipe_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: dict[str, str] = {}
-    monkeypatch.setattr(
-        Workshop, "step", lambda self, name, *arguments: said.update({name: shlex.join(map(str, arguments))})
-    )
-    flags = ("--eval-split", "validation", "--eval-freq", "20")
-    shop = Workshop(replace(RECIPE, algorithms=("ppo",), validation=flags), tmp_path)
-    for stage in ("sft", "ppo"):
-        for steps in (9, 10):
-            (shop.run(stage) / "checkpoints" / f"step_{steps}").mkdir(parents=True)
-    shop.train()
-    last = shop.run("sft") / "checkpoints" / "step_10"
-    assert f"--policy {last} --eval-split validation --eval-freq 20 --seed" in said["ppo"]
-    assert shop.policy("ppo") == shop.run("ppo") / "best"
-    assert f"-i {shop.run('ppo') / 'best'} " in said["evaluate ppo train"]
-
-
-def test_every_agent_has_recipes_of_its_own_for_its_algorithms() -> None:
-    for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
-        for algo in recipe.algorithms:
-            assert load_hyperparams(algo, recipe.env, "nano").entry == f"{recipe.env}/nano"
-
-
 def test_every_shipped_agent_is_of_its_recipe() -> None:
     shipped = 0
     for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import policies
 from benchmarks.gpu.__main__ import exit_code, main, measure
 from benchmarks.gpu.apart import Outcome, run_apart
 from benchmarks.gpu.card import Peak, data_sheet
@@ -120,18 +119,6 @@ def test_shares_are_of_the_card_s_bounds() -> None:
     assert "| decisions/s | 4 |" in page
     assert "| of peak FLOP/s | 25.0% |" in page
     assert "- act:pi0: failed, CUDA out of memory" in page
-
-
-def test_a_policy_s_figures() -> None:
-    acted = policies.acting("nano", TINY)
-    assert acted["batch 4, decisions/s"] > 0.0
-    assert acted["FLOP/s"] > 0.0
-    updated = policies.update("nano", TINY)
-    assert updated["samples/s"] > 0.0
-    assert updated["trained parameters"] == acted["parameters"]
-    gap = policies.ratio_gap("nano", TINY)
-    assert gap["largest gap, scored as acted"] == 0.0
-    assert 0.0 <= float(gap["largest gap to 1"]) < 1e-4
 
 
 @pytest.mark.slow

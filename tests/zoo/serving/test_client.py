@@ -18,7 +18,6 @@ import vla_gym
 from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from vla_gym.specs import StartState
 from vla_policies.actions.noise import TORCH_NOISE, EpisodeDecision, EpisodeNoise, SlotNoise
-from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
 from zoo.evaluation.evaluator import EpisodeRecord, NoisePredictor, evaluate
 from zoo.serving import client as client_module
 from zoo.serving.client import (
@@ -231,26 +230,6 @@ def test_an_evaluation_is_the_local_one(
         policy.close()
     assert server.connections == 4  # one for each environment, whatever the number of episodes
     assert server.batcher.batches < server.batcher.decisions
-
-
-def test_recorded_episodes_are_the_local_ones(serving: Serving, toy_policy: LocalPolicy) -> None:
-    rules = RolloutRules(deterministic=False, seed=5, gamma=0.99, gae_lambda=0.95, values=False)
-
-    def recorded(policy: Any) -> Any:
-        envs = vla_gym.make_vec("Toy-Reach", 3, autoreset_mode="disabled", **{**OPTIONS, "chunk": 1})
-        try:
-            return roll_out(envs, policy, [(start, 0) for start in STARTS[:3]], 7, rules)
-        finally:
-            envs.close()
-
-    local = recorded(toy_policy.policy)
-    with serving(toy_policy.decide, toy_policy.declaration) as (_, port):
-        policy = RemotePolicy(address(port), toy_policy.declaration)
-        served = recorded(policy)
-        policy.close()
-    for here, there in zip(local, served, strict=True):
-        assert np.array_equal(here.action_TA, there.action_TA)
-        assert np.array_equal(here.images["image"], there.images["image"])
 
 
 def test_episodes_keep_their_connections(serving: Serving, declaration: Declaration) -> None:
