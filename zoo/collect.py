@@ -4,40 +4,59 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
+from vla_gym.specs import Benchmark
 from vla_gym.system.paths import check_folder
-from zoo.cli.agent import is_server
-from zoo.cli.arguments import OneLineParser, count, count_or_zero, share, value_of
-from zoo.cli.demonstration_source import (
-    GAE_LAMBDA,
-    GAMMA,
-    STUDENT_SHARE,
-    Source,
-    expert_source,
-    policy_source,
-    student_source,
+from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.agents.agent import Agent
+from zoo.cli.agent import is_server, plan_rollout, task_options
+from zoo.cli.arguments import (
+    DEFAULT_NUM_ENVS,
+    OneLineParser,
+    count,
+    count_or_zero,
+    flag_of,
+    is_given,
+    key_values,
+    share,
+    value_of,
 )
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.shared_flags import add_policy_arguments
+from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.gym_packages import import_named_packages, packages_flag
-from zoo.config.settings import Fraction, Range
+from zoo.config.hyperparams import load_hyperparams
+from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, benchmark_options, check_settings, env_options
+from zoo.config.settings import Fraction, Range, defaults_of
+from zoo.demonstrations.recorder import Attempt, Demonstration, all_attempts, demonstrate
+from zoo.experts import expert_class
 from zoo.files import quoted
 from zoo.runs.progress import Progress
 
+GAMMA, GAE_LAMBDA = defaults_of(PPOConfig)["gamma"], defaults_of(PPOConfig)["gae_lambda"]
+"""Of the advantages that are recorded, without flags."""
+MOST_ROUNDS = 100
+"""How often every start state may be tried if no two tries are alike."""
+STUDENT_SHARE = 0.5
+"""Of the horizon, which a student plays at most."""
+_UNUSED = (*TRAINING_ONLY, "chunk")
+"""Options of an environment that do not change its images and protocol."""
+
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.collect`."""
+    """Return the flags of `zoo.collect`."""
     p = OneLineParser("zoo.collect", "An expert's or a policy's episodes as a LeRobotDataset v3.0.")
     add_policy_arguments(p)
     p.add_argument(
         "--expert",
         action="store_true",
-        help="the benchmark's scripted expert acts, in the pictures of the recipe of --policy (default: nano)",
+        help="the benchmark's scripted expert acts, in the images of the recipe of --policy (default: nano)",
     )
     p.add_argument(
         "--student",
@@ -84,22 +103,22 @@ def parser() -> OneLineParser:
     )
     p.add_argument(
         "--crf",
-        type=_crf,
+        type=value_of(Annotated[int, Range(low=0, high=51)]),
         default=0,
         metavar="N",
-        help="what pictures may lose, x264's measure: 0 nothing (default), 16 a quarter of the size",
+        help="what images may lose, x264's measure: 0 nothing (default), 16 a quarter of the size",
     )
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.main.guarded`."""
+    """Run the command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     check_alone("zoo.collect")
     import_named_packages(args)
     source = _source(args)
 
-    from zoo.demonstrations.dataset_folder import locked
+    from zoo.demonstrations.lerobot_writer import locked
 
     check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     with locked(Path(args.output)):
@@ -108,7 +127,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _collect(args: argparse.Namespace, source: Source) -> int:
     from zoo.demonstrations.lerobot_writer import LeRobotWriter
-    from zoo.demonstrations.recorder import Interrupted, all_attempts
 
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     settings |= {"skip": args.skip} if args.skip else {}
@@ -118,30 +136,83 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     if not attempts:
         raise BadValue(f"--skip {args.skip} leaves no start state of {source.env} to try; give a smaller number")
     progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
-    opened, record = source.open()
+    envs, record = source.open()
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
-            cause: Exception | None = None
             try:
-                wanted = args.episodes - writer.episodes
-                episodes = record(attempts[writer.tried :], args.skip + writer.tried, wanted)
-            except Interrupted as stop:
-                episodes, cause = list(stop.episodes), stop.cause
+                played = record(attempts[writer.tried : writer.tried + source.num_envs], args.skip + writer.tried)
             except VLAZooError as error:
                 if not writer.tried:
                     raise
-                episodes, cause = [], error
-            kept, tried = kept_episodes(episodes, wanted, keep_failures=args.keep_failures)
-            if tried:
-                writer.add(kept, tried=writer.tried + tried)
+                again = f"repeat the command to go on after {writer.tried} start states"
+                raise type(error)(f"{error}; {again}") from error
+            wanted = args.episodes - writer.episodes
+            kept, tried = kept_episodes(played, wanted, keep_failures=args.keep_failures)
+            writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
-            if cause is not None:
-                raise type(cause)(f"{cause}; repeat the command to go on after {writer.tried} start states") from cause
     finally:
         progress.close()
-        opened.close()
-    _print_result(args, source, writer, len(attempts))
+        envs.close()
+    again = "" if source.varied_by is None else f"{source.varied_by} makes each try another"
+    if not writer.episodes:
+        raise BadValue(
+            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; "
+            f"{again and f'{again}, '}--keep-failures keeps what was not solved, too"
+        )
+    print(
+        f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"
+    )
+    if writer.episodes < args.episodes:
+        said = f"all {len(attempts)} start states were tried: {writer.episodes} of {args.episodes} episodes"
+        print(said + (again and f". More need other tries: {again}"))
+    else:
+        packages = packages_flag(args.gym_packages)
+        # An expert's images are drawn as these say, and so must be those that the policy acts on.
+        params = f" -params {shlex.join(args.params)}" if args.expert and args.params else ""
+        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}{params}")
     return 0
+
+
+def kept_episodes(
+    episodes: Sequence[Demonstration], wanted: int, *, keep_failures: bool
+) -> tuple[list[Demonstration], int]:
+    """Return the first `wanted` episodes to keep, and the number of start states tried for them.
+
+    What a student ended before its expert took over has no frame and is not kept.
+    """
+    kept: list[Demonstration] = []
+    for tried, episode in enumerate(episodes, start=1):
+        if episode.length and (episode.success or keep_failures):
+            kept.append(episode)
+        if len(kept) == wanted:
+            return kept, tried
+    return kept, len(episodes)
+
+
+# Where episodes come from: checked first, opened later ----------------------------------------------
+
+
+Opened = tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]
+"""Simulators, to be closed, and a function that records one episode for each attempt, in their order. It takes the
+attempts, and the number of the first among all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An expert or a policy that acts; nothing heavy has been loaded for it."""
+
+    env: str
+    """Environment id."""
+    benchmark: Benchmark
+    settings: Mapping[str, Any]
+    """JSON values that decide what an episode holds."""
+    num_envs: int
+    """N, the most episodes that are recorded at once."""
+    rounds: int
+    """How often each start state may be tried."""
+    varied_by: str | None
+    """Flag that makes each try another; None where nothing does."""
+    open: Callable[[], Opened]
 
 
 def _source(args: argparse.Namespace) -> Source:
@@ -165,47 +236,145 @@ def _source(args: argparse.Namespace) -> Source:
     return expert_source(args) if args.expert else policy_source(args)
 
 
-def kept_episodes(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
-    """Return the first `wanted` episodes to keep, and the number of start states tried for them.
-
-    What a student ended before its expert took over has no frame and is not kept.
-    """
-    kept: list[Any] = []
-    for tried, episode in enumerate(episodes, start=1):
-        if episode.length and (episode.success or keep_failures):
-            kept.append(episode)
-        if len(kept) == wanted:
-            return kept, tried
-    return kept, len(episodes)
+def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if is_given(args, name):
+            raise BadValue(f"{flag_of(name)} {why}")
 
 
-def _print_result(args: argparse.Namespace, source: Source, writer: Any, num_attempts: int) -> None:
-    again = None if source.varied_by is None else f"{source.varied_by} makes each try another"
-    if not writer.episodes:
+def expert_source(args: argparse.Namespace) -> Source:
+    """Return the benchmark's scripted expert, in the images of a recipe and `-params`."""
+    of_policies = ("run", "unnorm_key", "stochastic", "temperature", "top_k", "gamma", "gae_lambda")
+    _refuse(args, of_policies, "is for policies; leave it or --expert out")
+    varied = args.noise or args.wander
+    if args.rounds and not varied:
         raise BadValue(
-            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; "
-            f"{'' if again is None else f'{again}, '}--keep-failures keeps what was not solved, too"
+            "--rounds plays every start state again, and an expert without --noise or --wander does the same each time"
         )
-    print(
-        f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"
+    given = check_settings("ppo", key_values(args.params), "-params")
+    for name in given:
+        if name not in ENV_OPTIONS or name in _UNUSED:
+            raise BadValue(f"-params {name}: collecting takes settings of the environment's images and protocol only")
+    values = load_hyperparams("ppo", args.env, args.policy or "nano").values
+    both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
+    options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED) | task_options(args)
+    benchmark = find_benchmark(args.env, **benchmark_options(options))
+    make_expert = expert_class(benchmark)
+    num_envs = args.num_envs or DEFAULT_NUM_ENVS
+
+    def opened() -> Opened:
+        from vla_gym import make_vec
+
+        rules = {"noise": args.noise, "seed": args.seed, "lead": args.wander or 0.0}
+        envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)
+        return envs, lambda attempts, _: demonstrate(envs, make_expert, attempts, **rules)
+
+    settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
+    return Source(
+        env=args.env,
+        benchmark=benchmark,
+        settings=settings | ({"wander": args.wander} if args.wander else {}),
+        num_envs=num_envs,
+        rounds=args.rounds or (MOST_ROUNDS if varied else 1),
+        varied_by="--noise (e.g. --noise 0.2)",
+        open=opened,
     )
-    if writer.episodes < args.episodes:
-        print(
-            f"all {num_attempts} start states were tried: {writer.episodes} of {args.episodes} episodes"
-            + ("" if again is None else f". More need other tries: {again}")
-        )
-    else:
-        packages = packages_flag(args.gym_packages)
-        # An expert's pictures are drawn as these say, and so must be those that the policy acts on.
-        pictures = f" -params {shlex.join(args.params)}" if args.expert and args.params else ""
-        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}{pictures}")
 
 
-def _crf(text: str) -> int:
-    value = count_or_zero(text)
-    if value > 51:
-        raise argparse.ArgumentTypeError(f"must be in 0 .. 51, x264's scale, got {text}")
-    return value
+def student_source(args: argparse.Namespace) -> Source:
+    """Return the benchmark's scripted expert that takes over from a run, in the images the run was trained on."""
+    _refuse(args, ("run", "policy", "wander", "gamma", "gae_lambda"), "does not go with --student RUN; leave it out")
+    plan = plan_rollout(argparse.Namespace(**{**vars(args), "run": args.student}), episodes=None)
+    benchmark, options = _planned(plan)
+    make_expert = expert_class(benchmark)
+    share = STUDENT_SHARE if args.student_share is None else args.student_share
+
+    def opened() -> Opened:
+        from zoo.agents.agent import open_agent
+        from zoo.demonstrations.policy_recorder import PolicyActor
+
+        student, envs = open_agent(plan, every_step=True, privileged=True)
+        rules = {"noise": args.noise, "seed": args.seed, "lead": share, "chunk": student.conventions.chunk}
+
+        def record(attempts: Sequence[Attempt], first: int) -> list[Demonstration]:
+            actor = PolicyActor(student, first, deterministic=not plan.protocol.sample, seed=args.seed)
+            return demonstrate(envs, make_expert, attempts, leader=actor.act, **rules)
+
+        return envs, record
+
+    settings = {
+        "env": plan.env,
+        "options": options,
+        "noise": args.noise,
+        "seed": args.seed,
+        "student": plan.policy.name,
+        "student_share": share,
+        "stochastic": plan.protocol.sample,
+    }
+    return Source(
+        env=plan.env,
+        benchmark=benchmark,
+        settings=settings | _opened_with(plan),
+        num_envs=plan.num_envs,
+        rounds=args.rounds or MOST_ROUNDS,
+        varied_by="the step at which the expert takes over",
+        open=opened,
+    )
+
+
+def policy_source(args: argparse.Namespace) -> Source:
+    """Return a run's or another policy, in the images it was trained on."""
+    _refuse(args, ("wander",), "is for --expert; a policy's own sampling is --stochastic")
+    if args.noise:
+        raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
+    gamma = GAMMA if args.gamma is None else args.gamma
+    gae_lambda = GAE_LAMBDA if args.gae_lambda is None else args.gae_lambda
+    plan = plan_rollout(args, episodes=None)
+    benchmark, options = _planned(plan)
+
+    def opened() -> Opened:
+        from zoo.agents.agent import open_agent
+        from zoo.demonstrations.policy_recorder import roll_out
+
+        rules = {"deterministic": not plan.protocol.sample, "seed": args.seed, "gamma": gamma, "gae_lambda": gae_lambda}
+        values = plan.served is None
+        policy, envs = open_agent(plan, every_step=True)
+        return envs, lambda attempts, first: roll_out(envs, policy, attempts, first, values=values, **rules)
+
+    settings = {
+        "env": plan.env,
+        "options": options,
+        "policy": plan.policy.name,
+        "stochastic": plan.protocol.sample,
+        **_opened_with(plan),
+        "gamma": gamma,
+        "gae_lambda": gae_lambda,
+        "seed": args.seed,
+    }
+    return Source(
+        env=plan.env,
+        benchmark=benchmark,
+        settings=settings,
+        num_envs=plan.num_envs,
+        rounds=args.rounds or (MOST_ROUNDS if plan.protocol.sample else 1),
+        varied_by="--stochastic" if plan.can_sample else None,
+        open=opened,
+    )
+
+
+def _planned(plan: Agent) -> tuple[Benchmark, dict[str, Any]]:
+    """Return the benchmark of a plan, and the options of its environment as a dataset records them."""
+    options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
+    return find_benchmark(plan.env, **benchmark_options(options)), _recorded(options)
+
+
+def _opened_with(plan: Agent) -> dict[str, Any]:
+    """Return the settings of how the policy acts, such as its temperature; empty where none was given."""
+    return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
+
+
+def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sorted(options.items()) if name != "num_workers"}
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ from vla_policies.openvla.fresh import SIZES, _text, _tower
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
+from zoo.imitation.augmentation import Paraphrases
 from zoo.imitation.frames import Frames
 from zoo.imitation.loss import ImitationScorer
-from zoo.imitation.paraphrases import paraphrases_of
 from zoo.training.sft import SFT
 
 DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
@@ -265,7 +265,8 @@ def imitate(family: str, options: Mapping[str, Any]) -> tuple[list[str], float]:
         chunk = policy.conventions.chunk
         action_BKA = torch.linspace(-1.0, 1.0, num * chunk * 7).reshape(num, chunk, 7)
         frames = Frames(obs, action_BKA, torch.ones(num, chunk, dtype=torch.bool), weight_B=torch.ones(num))
-        words = paraphrases_of({"reach the red block": ["go"]}, obs["instruction"])
+        sentences = [torch.from_numpy(encode_instruction(one)) for one in ("reach the red block", "go")]
+        words = Paraphrases(torch.stack(sentences)[None], torch.tensor([2]))
         settings = SFTConfig(dataset="unread", augment=True, micro_batch_size=2)
         sft = SFT(policy, frames, settings, seed=0, process_group=ProcessGroup(), paraphrases=words)
         learner = Learner(ImitationScorer(policy), policy.optimizer, 1.0)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.zoo.demonstrations.test_lerobot import shown
@@ -18,7 +16,7 @@ from vla_gym.errors import BadValue
 from zoo import collect, improve
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.demonstrations.recorder import REWARD, SUCCESS
+from zoo.demonstrations.recorder import REWARD
 from zoo.distributed.learner import Learner
 from zoo.imitation.weights import NothingToLearn, weighed
 from zoo.training.sft_trainer import SFTTrainer
@@ -57,7 +55,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
         ([*TOY, "--rounds", "0"], "must be at least 1"),
         ([*TOY, "--temperature", "0"], "must be a number above 0"),
-        ([*TOY, "--paraphrases", "none"], "cannot read 'none'"),
         ([*TOY, "--eval-split", "text"], "no split 'text'"),
         ([*TOY, "-params", "gamma:0.9"], "-params gamma"),
         ([*TOY, "--eval-episodes", "1000"], "more than the 150 start states"),
@@ -70,36 +67,14 @@ def test_it_says_what_is_wrong(argv: list[str], says: str, capsys: pytest.Captur
     assert not list(tmp_path.iterdir())
 
 
-def test_paraphrases_are_of_sentences_that_datasets_or_tasks_have(
-    demos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("words.yml").write_text("reach the red block: [go to red]\nreach the rod block: [go there]\n")
-    asked = [*TOY, "--dataset", str(demos), "--paraphrases", "words.yml"]
-    assert "or tasks 'reach the rod block'. Known: reach the blue block, " in complaint(capsys, *asked)
-    assert not RUN.exists()
-
-
 @pytest.mark.parametrize(
-    ("weight", "says"), [("success", "'next.success'), which weight success"), ("advantage", "has neither 'next.rew")]
+    ("weight", "says"), [("success", "'next.success', which weight success"), ("advantage", "'next.reward' or 'next")]
 )
 def test_a_dataset_without_outcomes_is_refused_before_anything_is_collected(
     weight: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LeRobotWriter(Path("d"), {}, fps=10).add([shown(2)], tried=1)
     assert says in complaint(capsys, *TOY, "--dataset", "d", "--weight", weight)
-    assert not RUN.exists()
-
-
-@pytest.mark.parametrize(
-    ("side", "says"),
-    [(16, "pictures of 16 x 16, rollouts would have 32 x 32"), (32, "actions of 3 numbers, the environment takes 2")],
-)
-def test_a_dataset_unlike_the_rollouts_is_refused_before_anything_is_collected(
-    side: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = replace(shown(2, side=side), extra={SUCCESS: np.array([False, True])})
-    LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
-    assert says in complaint(capsys, *TOY, "--dataset", "d")
     assert not RUN.exists()
 
 
@@ -130,7 +105,6 @@ def record_of(argv: list[str], rounds: Any) -> None:
     ("argv", "rounds", "says"),
     [
         (["--env"], [], "expected one argument"),
-        ([*TOY], {}, "rounds must be a list"),
         ([*TOY], [{}], "it lacks 'cpu_seconds'"),
         ([*TOY], [{"cpu_seconds": "x"}], "is damaged"),
         ([*TOY], [{"cpu_seconds": 1.0, "success": 3}], "is damaged"),
@@ -271,4 +245,4 @@ def test_a_dataset_alone_is_learned_in_one_round(tmp_path: Path, capsys: pytest.
     assert not (RUN / "round_0.json").exists()
     # A second round would be refused, so none is advised.
     assert "--rounds" not in said
-    assert "without collecting there is no second; begin anew with more of -n" in complaint(capsys, "-i", str(RUN))
+    assert "begin anew with more of -n" in complaint(capsys, "-i", str(RUN))

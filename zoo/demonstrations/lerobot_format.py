@@ -2,7 +2,7 @@
 
     meta/info.json  meta/stats.json  meta/tasks.parquet  meta/episodes/chunk-000/file-000.parquet
     data/chunk-000/file-000.parquet                      one row per frame, several episodes per file
-    videos/<camera>/chunk-000/file-000.mp4               the same episodes' pictures, one after the other
+    videos/<camera>/chunk-000/file-000.mp4               the same episodes' images, one after the other
 
 The format is written and read here without the package, whose own requirements do not fit this project's.
 """
@@ -29,17 +29,21 @@ from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
 
 VERSION = "v3.0"
-CHUNK_SIZE = 1000
-"""Files per folder."""
+CHUNK_SIZE = 1000  # files per folder
 PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA_PATH = f"data/{PLACE}.parquet"
 VIDEO_PATH = f"videos/{{video_key}}/{PLACE}.mp4"
 EPISODES_PATH = f"meta/episodes/{PLACE}.parquet"
 INFO_PATH, STATS_PATH, TASKS_PATH = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 STATE, ACTION, CAMERA_PREFIX = "observation.state", "action", "observation.images."
-EXACT = "gbrp"
-"""ffmpeg's name for red, green and blue planes, which H.264 keeps without loss."""
+EXACT = "gbrp"  # ffmpeg's name for red, green and blue planes, which H.264 keeps without loss
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+# Limits on the datasets of others.
+MOST_PIXELS = 2048 * 2048  # of one image; robots' cameras have a quarter of it at most
+MOST_BYTES = 4 * 2**30  # of one camera's images in one episode, or of one table, uncompressed
+MOST_ROWS = 5 * 10**7  # of one table; RT-X as a whole has 10^8 frames in thousands of files
+_FIELD = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?\d{1,2}d?)?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,103 +53,32 @@ class DatasetInfo:
     features: Mapping[str, Mapping[str, Any]]
     """Column or camera -> its dtype and shape."""
     fps: float
-    """Frames per second."""
     total_episodes: int
-    """Episodes there are."""
     data_path: str
     """Pattern of the tables' names, see `DATA_PATH`."""
     video_path: str | None = None
-    """Pattern of the videos' names, see `VIDEO_PATH`; None where pictures are in the tables."""
+    """Pattern of the videos' names, see `VIDEO_PATH`; None where images are in the tables."""
 
 
-MOST_PIXELS = 2048 * 2048
-"""Of one picture; cameras of robots have a quarter of it at most."""
-MOST_BYTES = 4 * 2**30
-"""Of the pictures of one camera in one episode, or of one table, uncompressed."""
-MOST_ROWS = 5 * 10**7
-"""Of one table; RT-X as a whole has 10^8 frames in thousands of files."""
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
-"""Bytes of a number by parquet's name of its type; texts and pictures have none."""
-_FIELD = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?\d{1,2}d?)?\}")
-
-
-def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
-    """Return the file that a pattern of `info.json` names, inside `root`; raises `BadValue` for any other.
-
-    A pattern may hold the fields and widths of `DATA_PATH` and `VIDEO_PATH`, and no other format specification.
-    """
-    for name, value in fields.items():
-        if name != "video_key" and not (isinstance(value, int) and 0 <= value <= 10**9):
-            raise BadValue(f"{name} of '{where}' must be an integer >= 0, got {shown(value)}")
-    if not set(_FIELD.sub("", pattern)).isdisjoint("{}"):
-        raise BadValue(f"'{where}' has the pattern {shown(pattern)}; it must be like {DATA_PATH}")
-    return inside(root, pattern.format(**fields), where)
-
-
-def open_table(path: Path) -> Any:
-    """Return a parquet file to be read by and by, see `read_groups`; raises `BadValue` for one of too many rows."""
-    _, pq = parquet()
-    check_no_pipe(path)
-    file = pq.ParquetFile(path)
-    if file.metadata.num_rows > MOST_ROWS:
-        raise BadValue(f"'{path}' has {file.metadata.num_rows} rows; at most {MOST_ROWS} are read")
-    return file
-
-
-def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collection[str] | None = None) -> Any:
-    """Return row groups of a file of `open_table`, those of `columns` that it has, as a pyarrow table.
-
-    lerobot writes a group for each episode. Raises `BadValue` for what would fill the memory.
-    """
-    pa, _ = parquet()
-    names = [name for name in file.schema_arrow.names if columns is None or name in columns]
-    parts = [part for group in groups for part in _parts(file.metadata.row_group(group), names)]
-    _check_bytes(path, sum(_bytes_of(part) for part in parts))
-    # A text that stands in the file once may be that of every row: what is read at a time has room in any case.
-    longest = sum(part.total_uncompressed_size for part in parts if part.physical_type not in _WIDTHS)
-    rows = max(1, min(MOST_BYTES // 8 // max(1, longest), file.metadata.num_rows))
-    batches, size = [], 0
-    for batch in file.iter_batches(rows, list(groups), names):
-        size += batch.nbytes
-        _check_bytes(path, size)
-        batches.append(batch)
-    return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
-
-
-def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
-    """Return a parquet file, or those of `columns` that it has, as a pyarrow table."""
-    with open_table(path) as file:
-        return read_groups(file, path, range(file.num_row_groups), columns)
-
-
-def _check_bytes(path: Path, size: int) -> None:
-    if size > MOST_BYTES:
-        raise BadValue(f"'{path}' has {size} bytes or more to be read at once; at most {MOST_BYTES} are")
-
-
-def _parts(group: Any, names: Collection[str]) -> list[Any]:
-    """Columns `names` of a row group, of which a nested one has several parts."""
-    parts = (group.column(number) for number in range(group.num_columns))
-    starts = tuple(f"{name}." for name in names)
-    return [part for part in parts if f"{part.path_in_schema}.".startswith(starts)]
-
-
-def _bytes_of(part: Any) -> int:
-    """Bytes of a column, of texts at least: in the file equal numbers may stand as one and how often."""
-    return max(part.total_uncompressed_size, part.num_values * _WIDTHS.get(part.physical_type, 0))
-
-
-def columns_of(path: Path) -> list[str]:
-    """Return the names of a parquet file's columns."""
-    _, pq = parquet()
-    return list(pq.read_schema(path).names)
-
-
-def rows_of(table: Any, place_T: np.ndarray) -> Any:
-    """Return the rows `place_T`, which rise, of a pyarrow table, whose own `take` would copy all of it first."""
-    if not len(place_T):
-        return table.slice(0, 0)
-    return table.slice(place_T[0], place_T[-1] + 1 - place_T[0]).take(place_T - place_T[0])
+def read_info(root: Path) -> DatasetInfo:
+    """Return `info.json` of the dataset in `root`; raise `BadValue` for another version and for wrong entries."""
+    path = root / INFO_PATH
+    if not path.is_file():
+        raise BadValue(
+            f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
+            "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
+        )
+    values = read_json_object(path)
+    if values.get("codebase_version") != VERSION:
+        raise BadValue(
+            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read; lerobot's "
+            "convert_dataset_v21_to_v30 converts one of v2.1"
+        )
+    known = {field.name for field in fields(DatasetInfo)}
+    info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
+    if not info.fps > 0:
+        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
+    return info
 
 
 @contextmanager
@@ -166,67 +99,163 @@ def opening(root: Path) -> Iterator[None]:
         ) from error
 
 
-def camera_key(camera: str) -> str:
-    """Feature of one of our cameras: "image" -> "observation.images.image"."""
-    return CAMERA_PREFIX + camera
+def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
+    """Return the file that a pattern of `info.json` names, inside `root`; raise `BadValue` for any other.
+
+    A pattern may hold the fields and widths of `DATA_PATH` and `VIDEO_PATH`, and no other format specification.
+    """
+    for name, value in fields.items():
+        if name != "video_key" and not (isinstance(value, int) and 0 <= value <= 10**9):
+            raise BadValue(f"{name} of '{where}' must be an integer >= 0, got {shown(value)}")
+    if not set(_FIELD.sub("", pattern)).isdisjoint("{}"):
+        raise BadValue(f"'{where}' has the pattern {shown(pattern)}; it must be like {DATA_PATH}")
+    return inside(root, pattern.format(**fields), where)
 
 
 def place(file_index: int) -> dict[str, int]:
-    """Folder and file of the n-th file of a kind."""
+    """Return folder and file of the n-th file of a kind."""
     return {"chunk_index": file_index // CHUNK_SIZE, "file_index": file_index % CHUNK_SIZE}
+
+
+def camera_key(camera: str) -> str:
+    """Return the feature of one of our cameras: "image" -> "observation.images.image"."""
+    return CAMERA_PREFIX + camera
+
+
+# Tables ---------------------------------------------------------------------------------------------
+
+
+def parquet() -> tuple[ModuleType, ModuleType]:
+    """Return (`pyarrow`, `pyarrow.parquet`); raise `MissingDependency` with the pip line."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"datasets of demonstrations need pyarrow, not installed here. Install with: {install_command('datasets')}"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+def open_table(path: Path) -> Any:
+    """Return a parquet file for `read_groups`; raise `BadValue` for one of too many rows."""
+    check_no_pipe(path)
+    file = parquet()[1].ParquetFile(path)
+    if file.metadata.num_rows > MOST_ROWS:
+        raise BadValue(f"'{path}' has {file.metadata.num_rows} rows; at most {MOST_ROWS} are read")
+    return file
+
+
+def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collection[str] | None = None) -> Any:
+    """Return row groups of a file of `open_table`, those of `columns` that it has, as a pyarrow table.
+
+    lerobot writes a group for each episode. Raise `BadValue` for a table that would fill the memory: equal values
+    stand in the file once.
+    """
+    pa, _ = parquet()
+    names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+    every = [group.column(i) for group in map(file.metadata.row_group, groups) for i in range(group.num_columns)]
+    parts = [part for part in every if part.path_in_schema.split(".")[0] in names]
+    texts = sum(part.total_uncompressed_size for part in parts if part.physical_type == "BYTE_ARRAY")
+    size, batches = 4 * sum(part.num_values for part in parts), []
+    if size <= MOST_BYTES:
+        size = 0
+        # One text of the file may be that of every row, so few rows at a time have room in any case.
+        for batch in file.iter_batches(max(1, min(MOST_BYTES // 8 // max(1, texts), 2**16)), list(groups), names):
+            size += batch.nbytes
+            if size > MOST_BYTES:
+                break
+            batches.append(batch)
+    if size > MOST_BYTES:
+        raise BadValue(f"'{path}' has {size} bytes or more to be read at once; at most {MOST_BYTES} are")
+    return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
+
+
+def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
+    """Return a parquet file, or those of `columns` that it has, as a pyarrow table."""
+    with open_table(path) as file:
+        return read_groups(file, path, range(file.num_row_groups), columns)
+
+
+def rows_of(table: Any, place_T: np.ndarray) -> Any:
+    """Return the rows `place_T`, which rise, of a pyarrow table, whose own `take` would copy all of it first."""
+    if not len(place_T):
+        return table.slice(0, 0)
+    return table.slice(place_T[0], place_T[-1] + 1 - place_T[0]).take(place_T - place_T[0])
+
+
+def column_TD(table: Any, name: str, where: str) -> np.ndarray:
+    """Return a column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
+
+    A missing number becomes NaN. Raise `BadValue`, which says `where`, for vectors of several lengths.
+    """
+    column = table.column(name).combine_chunks()
+    if hasattr(column, "value_lengths"):
+        lengths = set(column.value_lengths().to_pylist())
+        if len(lengths) != 1 or None in lengths:
+            raise BadValue(f"'{name}' of {where} must have vectors of one length, got lengths {lengths}")
+        column = column.flatten()
+    flat = column.to_numpy(zero_copy_only=False)
+    return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a pyarrow table as parquet, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as partial:
+        parquet()[1].write_table(table, partial)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+# What `info.json` and `stats.json` say --------------------------------------------------------------
 
 
 def features(
     cameras: Sequence[str], image_size: int, columns: Mapping[str, np.ndarray], *, fps: int, crf: int
 ) -> dict[str, Any]:
-    """Return the features of `info.json`: pictures compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
-    made: dict[str, Any] = {}
-    for camera in cameras:
-        made[camera_key(camera)] = {
-            "dtype": "video",
-            "shape": [image_size, image_size, 3],
-            "names": ["height", "width", "channels"],
-            "info": {
-                "video.height": image_size,
-                "video.width": image_size,
-                "video.codec": "h264",
-                "video.pix_fmt": pixel_format(image_size, crf),
-                "video.is_depth_map": False,
-                "video.fps": fps,
-                "video.channels": 3,
-                "has_audio": False,
-            },
-        }
-    for name, value in columns.items():
-        made[name] = {"dtype": value.dtype.name, "shape": list(value.shape[1:]) or [1], "names": None}
-    made["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
-    for name in ("frame_index", "episode_index", "index", "task_index"):
-        made[name] = {"dtype": "int64", "shape": [1], "names": None}
-    return made
+    """Return the features of `info.json`: images compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
+    video = {
+        "video.height": image_size,
+        "video.width": image_size,
+        "video.codec": "h264",
+        "video.pix_fmt": pixel_format(image_size, crf),
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
+    shape, names = [image_size, image_size, 3], ["height", "width", "channels"]
+    image = {"dtype": "video", "shape": shape, "names": names, "info": video}
+    indices = ("frame_index", "episode_index", "index", "task_index")
+    kinds = {name: (value.dtype.name, list(value.shape[1:]) or [1]) for name, value in columns.items()}
+    kinds |= {"timestamp": ("float32", [1]), **dict.fromkeys(indices, ("int64", [1]))}
+    numbers = {name: {"dtype": dtype, "shape": shape, "names": None} for name, (dtype, shape) in kinds.items()}
+    return {**{camera_key(camera): image for camera in cameras}, **numbers}
 
 
 def pixel_format(image_size: int, crf: int) -> str:
-    """Red, green and blue where nothing is lost; else half the colours, as players want it, if the side is even."""
+    """Return red, green and blue where nothing is lost; else half the colours, as players want it, if the side is
+    even."""
     if crf == 0:
         return EXACT
     return "yuv420p" if image_size % 2 == 0 else "yuv444p"
 
 
 def vector_stats(value_TD: np.ndarray) -> dict[str, list[Any]]:
-    """min, max, mean, std, count and quantiles of each column."""
+    """Return min, max, mean, std, count and quantiles of each column."""
     wide_TD = value_TD.astype(np.float64)
-    found = {
-        "min": wide_TD.min(axis=0),
-        "max": wide_TD.max(axis=0),
-        "mean": wide_TD.mean(axis=0),
-        "std": wide_TD.std(axis=0),
-        **{name: np.quantile(wide_TD, share, axis=0) for name, share in QUANTILES.items()},
-    }
+    found = {name: getattr(wide_TD, name)(axis=0) for name in ("min", "max", "mean", "std")}
+    found |= {name: np.quantile(wide_TD, share, axis=0) for name, share in QUANTILES.items()}
     return {**{name: value.tolist() for name, value in found.items()}, "count": [len(value_TD)]}
 
 
 def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
-    """Sums behind the statistics of pictures: float64 `[3]` each, in 0 .. 255."""
+    """Return the sums behind the statistics of images: float64 `[3]` each, in 0 .. 255."""
     flat = image_THWC.reshape(-1, 3).astype(np.float64)
     return {
         "pixels": np.full(3, float(len(flat))),
@@ -239,63 +268,14 @@ def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
 
 def add_moments(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the moments of both together."""
-    added = {name: one[name] + other[name] for name in ("pixels", "sum", "squares")}
-    return {**added, "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"])}
+    join = {"min": np.minimum, "max": np.maximum}
+    return {name: join.get(name, np.add)(value, other[name]) for name, value in one.items()}
 
 
 def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any]:
-    """Per channel `[3, 1, 1]`, colours as 0 .. 1."""
+    """Return the statistics per channel, `[3, 1, 1]`, colours as 0 .. 1."""
     mean = moments["sum"] / moments["pixels"]
     variance = np.maximum(moments["squares"] / moments["pixels"] - np.square(mean), 0.0)
     values = {"min": moments["min"], "max": moments["max"], "mean": mean, "std": np.sqrt(variance)}
-    return {
-        **{name: (value / 255.0).reshape(3, 1, 1).tolist() for name, value in values.items()},
-        "count": [frames],
-    }
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-def write_table(path: Path, table: Any) -> None:
-    """Write a pyarrow table as parquet, whole or not at all."""
-    _, pq = parquet()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as partial:
-        pq.write_table(table, partial)
-
-
-def read_info(root: Path) -> DatasetInfo:
-    """Of the dataset in `root`; raises `BadValue` for another version, and for what is missing or of another type."""
-    path = root / INFO_PATH
-    if not path.is_file():
-        raise BadValue(
-            f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
-            "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
-        )
-    values = read_json_object(path)
-    if values.get("codebase_version") != VERSION:
-        raise BadValue(
-            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read; lerobot's "
-            "convert_dataset_v21_to_v30 converts one of v2.1"
-        )
-    known = {field.name for field in fields(DatasetInfo)}
-    info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
-    if not info.fps > 0:
-        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
-    return info
-
-
-def parquet() -> tuple[ModuleType, ModuleType]:
-    """(`pyarrow`, `pyarrow.parquet`); raises `MissingDependency` with the pip line."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"datasets of demonstrations need pyarrow, not installed here. Install with: {install_command('datasets')}"
-        ) from error
-    return pyarrow, pyarrow.parquet
+    scaled = {name: (value / 255.0).reshape(3, 1, 1).tolist() for name, value in values.items()}
+    return {**scaled, "count": [frames]}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +15,57 @@ import numpy as np
 from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import check_no_pipe, read_json_object
 from zoo.demonstrations import lerobot_format as lr
-from zoo.demonstrations.dataset_folder import is_unused, remove_parts
 from zoo.demonstrations.lerobot_video import write_video
 from zoo.demonstrations.recorder import Demonstration
+from zoo.files import missing_folders, recover_folders, remove_empty
 
 PROGRESS_PATH = "meta/vla_zoo.json"
 """Progress of the collection, and sums behind the statistics: this project's own, written last."""
+_PARTS = ("meta", "data", "videos")
+"""Folders of a dataset."""
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Context manager in which this process alone writes the dataset; `BadValue` where another does.
+
+    The lock is the system's, on the folder, and ends with the process. A folder that stays empty is removed.
+    """
+    made = missing_folders(root)
+    root.mkdir(parents=True, exist_ok=True)
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadValue(f"another process collects into '{root}'; wait until it ends, or name another -o") from error
+        except OSError:
+            pass  # a file system without locks
+        recover_folders(root / "meta")
+        yield
+    finally:
+        os.close(handle)
+        remove_empty(made)
 
 
 class LeRobotWriter:
     """A dataset folder; `add` writes one file of each kind, and the folder is complete after every call.
 
-    A folder that was begun goes on only under equal `settings`. `crf` is x264's measure of the loss in pictures: 0 is
+    A folder that was begun goes on only under equal `settings`. `crf` is x264's measure of the loss in images: 0 is
     none.
     """
 
     def __init__(self, root: Path, settings: Mapping[str, Any], *, fps: int, crf: int = 0) -> None:
         lr.parquet()  # a missing pyarrow shows before anything is collected
         self.root, self.fps, self._crf = root, fps, crf
-        self._settings = dict(settings)
-        self._done: dict[str, Any] = {
-            "settings": self._settings,
-            "tried": 0,
-            "episodes": 0,
-            "frames": 0,
-            "files": 0,
-            "tasks": [],
-            "cameras": {},
-        }
+        counts = dict.fromkeys(("tried", "episodes", "frames", "files"), 0)
+        self._done: dict[str, Any] = {"settings": dict(settings), **counts, "tasks": [], "cameras": {}}
         if (root / PROGRESS_PATH).is_file():
-            begun = read_json_object(root / PROGRESS_PATH)
             with lr.opening(root):
-                self._go_on(begun)
+                self._go_on(read_json_object(root / PROGRESS_PATH))
         elif root.exists() and not root.is_dir():
             raise BadValue(f"'{root}' is a file; name a new folder with -o")
-        elif not is_unused(root):
+        elif any(one.name not in _PARTS or any(path.is_file() for path in one.rglob("*")) for one in root.glob("*")):
             raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
 
     @property
@@ -74,35 +94,34 @@ class LeRobotWriter:
                 with lr.opening(self.root):
                     self._write_files(episodes)
             except BaseException:
-                if first:
-                    remove_parts(self.root)
+                for name in _PARTS if first else ():
+                    shutil.rmtree(self.root / name, ignore_errors=True)
                 raise
         self._done["tried"] = tried
         if self.episodes:
             lr.write_json(self.root / PROGRESS_PATH, self._done)
 
     def _go_on(self, begun: dict[str, Any]) -> None:
+        path = self.root / PROGRESS_PATH
         if begun.keys() != self._done.keys():
-            raise BadValue(f"'{self.root / PROGRESS_PATH}' must say {', '.join(self._done)}; name a new folder with -o")
+            raise BadValue(f"'{path}' must say {', '.join(self._done)}; name a new folder with -o")
         for name in ("tried", "episodes", "frames", "files"):
-            check_integer(f"{name} of '{self.root / PROGRESS_PATH}'", begun[name], 0, 10**12)
-        if begun["episodes"]:
-            self._done = begun
-            self._check_settings()
-            for name in (lr.DATA_PATH.format(**lr.place(number)) for number in range(begun["files"])):
-                check_no_pipe(self.root / name)
-                lr.parquet()[1].read_metadata(self.root / name)  # before simulators start
+            check_integer(f"{name} of '{path}'", begun[name], 0, 10**12)
+        if not begun["episodes"]:
+            return
+        now, self._done, stored = self._done["settings"], begun, begun["settings"]
+        for key in sorted({*stored, *now}):
+            if stored.get(key) != now.get(key):
+                raise BadValue(
+                    f"'{self.root}' was collected with {key}={shown(stored.get(key))}, now it is "
+                    f"{shown(now.get(key))}: name a new folder with -o, or repeat the settings to go on"
+                )
+        for table in self._tables():
+            check_no_pipe(table)
+            lr.parquet()[1].read_metadata(table)  # before simulators start
 
-    def _check_settings(self) -> None:
-        stored = self._done["settings"]
-        differing = [key for key in {**stored, **self._settings} if stored.get(key) != self._settings.get(key)]
-        if differing:
-            key = sorted(differing)[0]
-            raise BadValue(
-                f"'{self.root}' was collected with {key}={shown(stored.get(key))}, now it is "
-                f"{shown(self._settings.get(key))}: "
-                "name a new folder with -o, or repeat the settings to go on"
-            )
+    def _tables(self) -> list[Path]:
+        return [self.root / lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]
 
     def _write_files(self, episodes: Sequence[Demonstration]) -> None:
         if not self._done["files"]:
@@ -115,7 +134,10 @@ class LeRobotWriter:
             path = self.root / lr.VIDEO_PATH.format(video_key=lr.camera_key(camera), **file)
             images = [np.asarray(episode.images[camera]) for episode in episodes]
             write_video(path, images, fps=self.fps, crf=self._crf)
-            self._add_moments(camera, images)
+            moments = lr.image_moments(np.concatenate(images))
+            if before := self._done["cameras"].get(camera):
+                moments = lr.add_moments({key: np.array(value) for key, value in before.items()}, moments)
+            self._done["cameras"][camera] = {key: value.tolist() for key, value in moments.items()}
         rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
         for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
             lr.write_table(self.root / name.format(**file), pa.table(columns))
@@ -126,21 +148,10 @@ class LeRobotWriter:
         self._write_stats()
         self._write_info(episodes[0])
 
-    def _add_moments(self, camera: str, images: Sequence[np.ndarray]) -> None:
-        moments = lr.image_moments(np.concatenate(images))
-        before = self._done["cameras"].get(camera)
-        if before is not None:
-            moments = lr.add_moments({key: np.array(value) for key, value in before.items()}, moments)
-        self._done["cameras"][camera] = {key: value.tolist() for key, value in moments.items()}
-
-    def _task_index(self, instruction: str) -> int:
-        tasks: list[str] = self._done["tasks"]
-        if instruction not in tasks:
-            tasks.append(instruction)
-        return tasks.index(instruction)
-
     def _frame_columns(self, episodes: Sequence[Demonstration]) -> dict[str, Any]:
         pa, _ = lr.parquet()
+        tasks: list[str] = self._done["tasks"]
+        tasks += [one for one in dict.fromkeys(episode.instruction for episode in episodes) if one not in tasks]
         lengths = [episode.length for episode in episodes]
         step_F = np.concatenate([np.arange(length) for length in lengths])
         columns = {
@@ -148,10 +159,10 @@ class LeRobotWriter:
             "frame_index": step_F,
             "episode_index": np.repeat(np.arange(self.episodes, self.episodes + len(episodes)), lengths),
             "index": np.arange(self.frames, self.frames + sum(lengths)),
-            "task_index": np.repeat([self._task_index(episode.instruction) for episode in episodes], lengths),
+            "task_index": np.repeat([tasks.index(episode.instruction) for episode in episodes], lengths),
         }
         table = {name: pa.array(value_F) for name, value_F in columns.items()}
-        every = [own_columns(episode) for episode in episodes]
+        every = [_own_columns(episode) for episode in episodes]
         for name in every[0]:
             value = np.concatenate([own[name] for own in every])
             flat = pa.array(value.ravel())
@@ -170,12 +181,10 @@ class LeRobotWriter:
                 "episode_index": number,
                 "tasks": [episode.instruction],
                 "length": episode.length,
-                "data/chunk_index": file["chunk_index"],
-                "data/file_index": file["file_index"],
+                **{f"data/{name}": index for name, index in file.items()},
                 "dataset_from_index": first,
                 "dataset_to_index": first + episode.length,
-                "meta/episodes/chunk_index": file["chunk_index"],
-                "meta/episodes/file_index": file["file_index"],
+                **{f"meta/episodes/{name}": index for name, index in file.items()},
                 "vla_zoo/task": episode.task,
                 "vla_zoo/task_id": episode.start.task_id,
                 "vla_zoo/trial_id": episode.start.trial_id,
@@ -183,11 +192,9 @@ class LeRobotWriter:
                 "vla_zoo/success": episode.success,
             }
             ends = seconds + episode.length / self.fps
-            for camera in cameras:
-                video = f"videos/{lr.camera_key(camera)}"
-                row[f"{video}/chunk_index"] = file["chunk_index"]
-                row[f"{video}/file_index"] = file["file_index"]
-                row[f"{video}/from_timestamp"], row[f"{video}/to_timestamp"] = seconds, ends
+            for video in (f"videos/{lr.camera_key(camera)}" for camera in cameras):
+                row |= {f"{video}/{name}": index for name, index in file.items()}
+                row |= {f"{video}/from_timestamp": seconds, f"{video}/to_timestamp": ends}
             for name, value_TD in ((lr.ACTION, episode.action_TA), (lr.STATE, episode.state_TS)):
                 if value_TD.shape[1]:
                     row |= {f"stats/{name}/{key}": v for key, v in lr.vector_stats(value_TD).items()}
@@ -197,7 +204,7 @@ class LeRobotWriter:
         return rows
 
     def _write_tasks(self) -> None:
-        """As pandas writes a table whose index is the sentence and whose one column is `task_index`."""
+        """Write what pandas writes of a table whose index is the sentence and whose one column is `task_index`."""
         pa, _ = lr.parquet()
         tasks: list[str] = self._done["tasks"]
         table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)})
@@ -208,16 +215,15 @@ class LeRobotWriter:
             lr.camera_key(camera): lr.image_stats({key: np.array(value) for key, value in moments.items()}, self.frames)
             for camera, moments in self._done["cameras"].items()
         }
-        files = [lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]
-        tables = [lr.read_table(self.root / name) for name in files]
+        tables = [lr.read_table(path) for path in self._tables()]
         for name in (lr.STATE, lr.ACTION):
             if name in tables[0].column_names:
-                columns = [column_TD(table, name, f"'{self.root}'") for table in tables]
+                columns = [lr.column_TD(table, name, f"'{self.root}'") for table in tables]
                 stats[name] = lr.vector_stats(np.concatenate(columns))
         lr.write_json(self.root / lr.STATS_PATH, stats)
 
     def _write_info(self, like: Demonstration) -> None:
-        image = next(iter(like.images.values()))
+        image_size, columns = next(iter(like.images.values())).shape[1], _own_columns(like)
         info = {
             "codebase_version": lr.VERSION,
             "robot_type": None,
@@ -231,9 +237,7 @@ class LeRobotWriter:
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": lr.DATA_PATH,
             "video_path": lr.VIDEO_PATH,
-            "features": lr.features(
-                sorted(like.images), image.shape[1], own_columns(like), fps=self.fps, crf=self._crf
-            ),
+            "features": lr.features(sorted(like.images), image_size, columns, fps=self.fps, crf=self._crf),
         }
         lr.write_json(self.root / lr.INFO_PATH, info)
 
@@ -249,24 +253,7 @@ _PANDAS_INDEX = (
 """Metadata by which pandas takes the sentences as the table's index, where lerobot looks tasks up."""
 
 
-def own_columns(episode: Demonstration) -> dict[str, np.ndarray]:
+def _own_columns(episode: Demonstration) -> dict[str, np.ndarray]:
     """Return an episode's columns, `[T]` or `[T, D]`: state (where there is one), action, and its extra ones."""
     state = {lr.STATE: episode.state_TS} if episode.state_TS.shape[1] else {}
     return {**state, lr.ACTION: episode.action_TA, **episode.extra}
-
-
-def column_TD(table: Any, name: str, where: str) -> np.ndarray:
-    """A column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
-
-    Raises `BadValue` for vectors of several lengths; `where` says whose. A number that is missing becomes NaN.
-    """
-    column = table.column(name).combine_chunks()
-    if hasattr(column, "value_lengths"):
-        lengths = set(column.value_lengths().to_pylist())
-        if len(lengths) != 1 or None in lengths:
-            raise BadValue(
-                f"'{name}' of {where} must be a vector of the same length in every frame, got lengths {lengths}"
-            )
-        column = column.flatten()
-    flat = column.to_numpy(zero_copy_only=False)
-    return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)

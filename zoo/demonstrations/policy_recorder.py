@@ -6,7 +6,7 @@ Shape letters: `vla_gym.specs`; here T is the simulator steps of an episode, D i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.actions.noise import Noise, SlotNoise
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
-from zoo.demonstrations.recorder import REWARD, Actor, Attempt, Choice, Demonstration, Interrupted, record
+from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
 from zoo.evaluation.evaluator import observation_rows
 from zoo.rollout.advantages import gae
 
@@ -40,72 +40,60 @@ class ActingPolicy(Protocol):
         """State values `[B, 1]`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutRules:
-    """How a policy acts, and how its critic is read."""
-
-    deterministic: bool
-    """The likeliest action instead of a sampled one."""
-    seed: int
-    """Of sampled actions."""
-    gamma: float
-    """Discount from one decision to the next."""
-    gae_lambda: float
-    """Lambda of generalised advantage estimation, over decisions."""
-    values: bool = True
-    """Whether log-probabilities, values and advantages are recorded; servers do not send them."""
-
-
 def roll_out(
-    envs: VLAVectorEnv, policy: ActingPolicy, attempts: Sequence[Attempt], first: int, rules: RolloutRules
+    envs: VLAVectorEnv,
+    policy: ActingPolicy,
+    attempts: Sequence[Attempt],
+    first: int,
+    *,
+    deterministic: bool,
+    seed: int,
+    gamma: float,
+    gae_lambda: float,
+    values: bool = True,
 ) -> list[Demonstration]:
-    """One episode of a policy for each attempt, at most as many as environments, all at once; in their order.
+    """Return one episode of a policy for each attempt, at most as many as environments, all at once; in their order.
 
-    `envs`: chunk 1, autoreset DISABLED; the policy's chunk is played step by step. `first` is the number of the first
-    attempt among all: an episode's samples depend on the seed and its attempt's number alone.
+    Args:
+        envs: chunk 1, autoreset DISABLED; the policy's chunk is played step by step.
+        policy: who acts.
+        attempts: start states.
+        first: number of the first attempt among all: samples depend on the seed and their attempt's number alone.
+        deterministic: the likeliest action instead of a sampled one.
+        seed: of sampled actions.
+        gamma: discount of the advantages from one decision to the next.
+        gae_lambda: lambda of generalised advantage estimation, over decisions.
+        values: whether log-probabilities, values and advantages are recorded; a served policy may not tell them.
     """
-    actor = PolicyActor(policy, first, rules)
-
-    def complete(episodes: Sequence[Demonstration]) -> list[Demonstration]:
-        if not rules.values:
-            return list(episodes)
-        return [
-            replace(episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)})
-            for env, episode in enumerate(episodes)
-        ]
-
-    try:
-        return complete(record(envs, actor, attempts))
-    except Interrupted as stop:
-        raise Interrupted(stop.cause, complete(stop.episodes)) from stop.cause
+    actor = PolicyActor(policy, first, deterministic=deterministic, seed=seed, values=values)
+    episodes = record(envs, actor.act, attempts, actor.end)
+    if not values:
+        return episodes
+    return [
+        replace(one, extra={**one.extra, ADVANTAGE: episode_advantages(one.extra, final, gamma, gae_lambda)})
+        for one, (_, final) in zip(episodes, sorted(actor.final_value.items()), strict=True)
+    ]
 
 
 def episode_advantages(
-    reward_T: np.ndarray,
-    value_T: np.ndarray,
-    chunk_step_T: np.ndarray,
-    final_value: float,
-    *,
-    gamma: float,
-    gae_lambda: float,
+    columns: Mapping[str, np.ndarray], final_value: float, gamma: float, gae_lambda: float
 ) -> np.ndarray:
-    """Generalised advantage of the decision that each step belongs to, float32 `[T]`.
+    """Return the generalised advantage of the decision that each step of an episode belongs to, float32 `[T]`.
 
-    One episode: a decision's reward is the sum over its steps. `final_value` is the value of the observation that the
-    episode ended in, 0 where the task's own rule ended it.
+    A decision's reward is the sum over its steps. `columns` are the episode's. `final_value` is the value of the
+    observation that it ended in, 0 where the task's own rule ended it.
     """
-    decides_T = chunk_step_T == 0
+    decides_T = columns[CHUNK_STEP] == 0
     decision_T = np.cumsum(decides_T) - 1
-    reward_D = np.bincount(decision_T, weights=reward_T)
-    count = len(reward_D)
-    ends_D1 = torch.zeros(count, 1, dtype=torch.bool)
+    reward_D = np.bincount(decision_T, weights=columns[REWARD])
+    ends_D1 = torch.zeros(len(reward_D), 1, dtype=torch.bool)
     ends_D1[-1] = True
     advantage_D1 = gae(
         torch.from_numpy(reward_D)[:, None].float(),
-        torch.from_numpy(value_T[decides_T])[:, None].float(),
+        torch.from_numpy(columns[VALUE][decides_T])[:, None].float(),
         terminated_TN=torch.zeros_like(ends_D1),
         truncated_TN=ends_D1,
-        final_value_TN=torch.full((count, 1), final_value),
+        final_value_TN=torch.full((len(reward_D), 1), final_value),
         last_value_N=torch.zeros(1),
         gamma=gamma,
         gae_lambda=gae_lambda,
@@ -114,55 +102,46 @@ def episode_advantages(
     return advantage_T
 
 
-def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
-    return episode_advantages(
-        episode.extra[REWARD],
-        episode.extra[VALUE],
-        episode.extra[CHUNK_STEP],
-        final_value,
-        gamma=rules.gamma,
-        gae_lambda=rules.gae_lambda,
-    )
-
-
-class PolicyActor(Actor):
+class PolicyActor:
     """A policy in all environments, which decide together, every K steps."""
 
-    def __init__(self, policy: ActingPolicy, first: int, rules: RolloutRules) -> None:
-        self._policy, self._first, self._rules = policy, first, rules
-        self._step, self._decisions = 0, 0
+    def __init__(
+        self, policy: ActingPolicy, first: int, *, deterministic: bool, seed: int, values: bool = False
+    ) -> None:
+        """See `roll_out`."""
+        self._policy, self._first = policy, first
+        self._deterministic, self._seed, self._values = deterministic, seed, values
+        self._step = 0
         self._sample: dict[int, dict[str, np.ndarray]] = {}
         self.final_value: dict[int, float] = {}
         """Environment -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
-        chunk_step = self._step % self._policy.conventions.chunk
-        if chunk_step == 0:
-            self._decide(obs, live)
+        """Return the choices of the environments `live`; an `Act`."""
+        decision, chunk_step = divmod(self._step, self._policy.conventions.chunk)
         self._step += 1
+        if chunk_step == 0:
+            noise = SlotNoise(self._seed, (0, decision), self._first + np.array(live))
+            sample = self._policy.act(observation_rows(obs, live), self._deterministic, noise)
+            action_BKA, logprob_BKA = sample.action_BKA.cpu().numpy(), sample.logprob_BKA.cpu().numpy()
+            value_B = sample.value_B.float().cpu().numpy()
+            self._sample = {
+                env: {"action_KA": action_BKA[row], LOGPROB: logprob_BKA[row], VALUE: value_B[row]}
+                for row, env in enumerate(live)
+            }
         choices = {}
         for env in live:
-            sample = self._sample[env]
-            action_A = sample["action_KA"][chunk_step]
+            sampled = self._sample[env]
+            action_A = sampled["action_KA"][chunk_step]
             extra: dict[str, Any] = {CHUNK_STEP: np.int64(chunk_step)}
-            if self._rules.values:
-                extra |= {LOGPROB: sample["logprob_KA"][chunk_step], VALUE: sample["value"]}
+            if self._values:
+                extra |= {LOGPROB: sampled[LOGPROB][chunk_step], VALUE: sampled[VALUE]}
             choices[env] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
         return choices
 
-    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
+    def end(self, obs: Mapping[str, Any], env: int, terminated: bool) -> None:
+        """Note the value of the observation that an episode ended in."""
         self.final_value[env] = 0.0
-        if self._rules.values and not terminated:
+        if self._values and not terminated:
             with torch.no_grad():
                 self.final_value[env] = float(self._policy.predict_values(observation_rows(obs, [env])))
-
-    def _decide(self, obs: Mapping[str, Any], live: Sequence[int]) -> None:
-        noise = SlotNoise(self._rules.seed, (0, self._decisions), self._first + np.array(live))
-        self._decisions += 1
-        sample = self._policy.act(observation_rows(obs, live), self._rules.deterministic, noise)
-        action_BKA, logprob_BKA = sample.action_BKA.cpu().numpy(), sample.logprob_BKA.cpu().numpy()
-        value_B = sample.value_B.float().cpu().numpy()
-        self._sample = {
-            env: {"action_KA": action_BKA[row], "logprob_KA": logprob_BKA[row], "value": value_B[row]}
-            for row, env in enumerate(live)
-        }

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import VLAZooError
 from vla_gym.specs import StartState, Task
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.demonstrations.stored_pictures import StoredPictures
 from zoo.experts import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 """LeRobot's names for the outcome of a step."""
 PRIVILEGED = "vla_zoo.privileged"
 """Column of what an expert saw: poses in metres, the goal. Not named "observation.*", which policies take as input."""
+HOLD = 5
+"""Steps for which an arm that wanders is moved alike: with another action each step it would stay where it is."""
 _KEPT = "kept"
+_CAMERAS = ("image", "wrist_image")
 Attempt = tuple[StartState, int]
 """A start state and the round it is tried in."""
-_CAMERAS = ("image", "wrist_image")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +38,29 @@ class Choice:
     """Whether the frame belongs to the dataset."""
 
 
-class Actor(Protocol):
-    """Acts in several environments at once."""
+Act = Callable[[Mapping[str, Any], Sequence[int]], Mapping[int, Choice]]
+"""Takes the observations of all environments and returns a choice for each of those whose episode still runs."""
 
-    def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> Mapping[int, Choice]:
-        """Return a choice for each environment whose episode still runs."""
 
-    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
-        """An environment's episode is over, by the task's rule or else by time, in the state that `obs` shows.
+@dataclass(frozen=True)
+class StoredImages:
+    """A camera's images of an episode in the files of its dataset; numpy reads them each time it wants an array."""
 
-        Nothing is done about it unless a class says so.
-        """
-        return
+    shape: tuple[int, int, int, int]
+    """(T, H, W, 3), as `read` returns them."""
+    read: Callable[[], np.ndarray]
+    """Reads them, uint8; raises `BadValue` where that fails."""
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        """Return the images; `np.asarray` calls it."""
+        return self.read()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """One episode of T simulator steps, a frame each: an observation, then the expert's action.
+    """One episode of T simulator steps, a frame each: an observation, then the action that is right there.
 
-    Of an episode that a student began, the steps from where the expert took over.
+    Of an episode that a student began, or in which the arm wandered, the steps from where the expert took over.
     """
 
     task: str
@@ -69,12 +73,12 @@ class Demonstration:
     """Hash of the simulator state it began in."""
     success: bool
     """Solved at any step."""
-    images: Mapping[str, np.ndarray | StoredPictures]
+    images: Mapping[str, np.ndarray | StoredImages]
     """Camera -> uint8 `[T, H, W, 3]`, before the step."""
     state_TS: np.ndarray
     """Proprioception before the step, float32; S may be 0."""
     action_TA: np.ndarray
-    """The expert's actions, float32 in [-1, 1]; with noise, not what was executed but what would have been right."""
+    """Actions, float32 in [-1, 1]; with noise, not what was executed but what would have been right."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     """More columns of a dataset: name -> `[T]` or `[T, D]`, float32, int64 or bool."""
 
@@ -84,16 +88,8 @@ class Demonstration:
         return len(self.action_TA)
 
 
-class Interrupted(VLAZooError):
-    """An error that ended recording; the episodes before the first unfinished one are there."""
-
-    def __init__(self, cause: VLAZooError, episodes: Sequence[Demonstration]) -> None:
-        super().__init__(str(cause))
-        self.cause, self.episodes = cause, episodes
-
-
 def all_attempts(tasks: Sequence[Task], num_rounds: int) -> list[Attempt]:
-    """Every (start state, round) in the order they are tried: all tasks' trial 0, all tasks' trial 1, ..."""
+    """Return every (start state, round) in the order they are tried: all tasks' trial 0, all tasks' trial 1, ..."""
     longest = max(task.num_trials for task in tasks)
     return [
         (StartState(task_id=task_id, trial_id=trial), number)
@@ -111,95 +107,94 @@ def demonstrate(
     *,
     noise: float = 0.0,
     seed: int = 0,
+    lead: float = 0.0,
+    leader: Act | None = None,
+    chunk: int = 1,
 ) -> list[Demonstration]:
-    """One episode of an expert for each attempt, at most as many as environments, all at once; in their order.
+    """Return one episode of an expert for each attempt, at most as many as environments, all at once; in their order.
 
-    `envs`: chunk 1, `privileged`, autoreset DISABLED. With `noise` the executed action is the expert's plus a
-    normal deviate of that standard deviation, drawn from (seed, start state, round) alone.
+    `envs`: chunk 1, `privileged`, autoreset DISABLED. With `noise` the executed action is the expert's plus a normal
+    deviate of that standard deviation. What is drawn follows from (seed, start state, round) alone.
+
+    With `lead` up to that share of an episode's horizon is played by another before the expert takes over, and only
+    what the expert then does is kept; an episode that ends before has no frames.
+
+    * A `leader`, a student, leads for whole chunks of `chunk` steps. Imitation errs where its own errors lead, which an
+      expert's demonstrations do not show (Ross et al. 2011, DAgger, arXiv:1011.0686). A policy that decides chunks
+      cannot be corrected step by step: the K actions that an expert would say along the student's path are no chunk
+      that it would play. So the two take turns as in HG-DAgger (Kelly et al. 2019, arXiv:1810.02890).
+    * Without one the arm wanders: it is moved at random. An expert goes straight to its thing, so after its first steps
+      the arm's own place tells where the thing is, and a policy learns to read that instead of the image (de Haan et
+      al. 2019, "Causal Confusion in Imitation Learning", arXiv:1905.11979). An arm that wandered tells nothing.
     """
-    actor = _ExpertActor(experts_of(envs, make_expert, attempts), generators_of(attempts, seed), noise)
-    return record(envs, actor, attempts)
+    tasks = [envs.benchmark.tasks[start.task_id] for start, _ in attempts]
+    experts = [make_expert(task) for task in tasks]
+    generators = [np.random.default_rng([seed, start.task_id, start.trial_id, number]) for start, number in attempts]
+    led_steps = [0] * len(attempts)
+    if lead:
+        pairs = zip(tasks, generators, strict=True)
+        led_steps = [chunk * int(drawn.integers(0, int(lead * task.horizon / chunk) + 1)) for task, drawn in pairs]
+        leader = leader or _wandering(generators, envs.benchmark.action_dim)
+    step = 0
+
+    def act(obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+        nonlocal step
+        choices: dict[int, Choice] = {}
+        if leader is not None and (led := [env for env in live if step < led_steps[env]]):
+            visible = {key: value for key, value in obs.items() if key != "privileged"}
+            choices |= leader(visible, led)
+        step += 1
+        for env in live:
+            privileged_P = obs["privileged"][env]
+            extra = {PRIVILEGED: privileged_P.astype(np.float32)}
+            if env in choices:
+                choices[env] = replace(choices[env], extra=extra, kept=False)
+            else:
+                wanted_A = experts[env].action(privileged_P)
+                noise_A = noise * generators[env].standard_normal(len(wanted_A))
+                executed_A = (wanted_A + noise_A).astype(np.float32)
+                choices[env] = Choice(action_A=wanted_A, executed_A=executed_A, extra=extra)
+        return choices
+
+    return record(envs, act, attempts)
 
 
-def experts_of(envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], attempts: Sequence[Attempt]) -> list[Expert]:
-    """Return an expert for the task of each attempt."""
-    return [make_expert(envs.benchmark.tasks[start.task_id]) for start, _ in attempts]
+def _wandering(generators: Sequence[np.random.Generator], action_dim: int) -> Act:
+    """Return what moves arms at random: actions uniform in [-1, 1], each held for `HOLD` steps."""
+    step, held = 0, {}
+
+    def act(obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+        nonlocal step, held
+        if step % HOLD == 0:
+            held = {env: generators[env].uniform(-1.0, 1.0, action_dim).astype(np.float32) for env in live}
+        step += 1
+        return {env: Choice(action_A=held[env], executed_A=held[env]) for env in live}
+
+    return act
 
 
-def generators_of(attempts: Sequence[Attempt], seed: int) -> list[np.random.Generator]:
-    """Return a generator for each attempt: what it draws follows from (seed, start state, round) alone."""
-    return [np.random.default_rng([seed, start.task_id, start.trial_id, number]) for start, number in attempts]
+def record(
+    envs: VLAVectorEnv,
+    act: Act,
+    attempts: Sequence[Attempt],
+    on_end: Callable[[Mapping[str, Any], int, bool], None] | None = None,
+) -> list[Demonstration]:
+    """Return one episode for each attempt, a frame for each simulator step.
 
-
-def expert_choice(expert: Expert, privileged_P: np.ndarray, generator: np.random.Generator, noise: float) -> Choice:
-    """What an expert does, and what is executed: with normal deviates of standard deviation `noise` added."""
-    wanted_A = expert.action(privileged_P)
-    noise_A = noise * generator.standard_normal(len(wanted_A))
-    return Choice(
-        action_A=wanted_A,
-        executed_A=(wanted_A + noise_A).astype(np.float32),
-        extra={PRIVILEGED: privileged_P.astype(np.float32)},
-    )
-
-
-class _ExpertActor(Actor):
-    """An expert for each environment, and the generator of its noise."""
-
-    def __init__(self, experts: Sequence[Expert], generators: Sequence[np.random.Generator], noise: float) -> None:
-        self._experts, self._generators, self._noise = experts, generators, noise
-
-    def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
-        return {
-            env: expert_choice(self._experts[env], obs["privileged"][env], self._generators[env], self._noise)
-            for env in live
-        }
-
-
-def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> list[Demonstration]:
-    """One episode for each attempt, a frame for each simulator step.
-
-    Where a policy server or a simulator fails, `Interrupted` brings the leading episodes that were finished, if any.
+    `on_end` is told of each episode's end: the observations of the state that it ended in, the environment, and whether
+    the task's own rule ended it rather than time.
     """
     if envs.chunk != 1 or len(attempts) > envs.num_envs:
         raise ValueError(f"{len(attempts)} attempts for {envs.num_envs} environments, chunk {envs.chunk}")
-    num_envs, tasks = envs.num_envs, envs.benchmark.tasks
-    padded = [attempts[min(env, len(attempts) - 1)][0] for env in range(num_envs)]
-    obs, infos = envs.reset(
-        options={
-            "task_id": np.array([start.task_id for start in padded]),
-            "trial_id": np.array([start.trial_id for start in padded]),
-        }
-    )
+    padded = [attempts[min(env, len(attempts) - 1)][0] for env in range(envs.num_envs)]
+    task_N, trial_N = (np.array([getattr(start, name) for start in padded]) for name in ("task_id", "trial_id"))
+    obs, infos = envs.reset(options={"task_id": task_N, "trial_id": trial_N})
+    start_states = list(infos["start_state"])
     frames: list[list[dict[str, np.ndarray]]] = [[] for _ in attempts]
-    hashes = list(infos["start_state"])
-    live = list(range(len(attempts)))
-
-    def finished(count: int) -> list[Demonstration]:
-        return [
-            _demonstration(tasks[start.task_id], start, hashes[env], frames[env])
-            for env, (start, _) in enumerate(attempts[:count])
-        ]
-
-    try:
-        _play(envs, actor, obs, live, frames)
-    except VLAZooError as error:
-        if min(live) == 0:
-            raise
-        raise Interrupted(error, finished(min(live))) from error
-    return finished(len(attempts))
-
-
-def _play(
-    envs: VLAVectorEnv,
-    actor: Actor,
-    obs: Mapping[str, Any],
-    live: list[int],
-    frames: Sequence[list[dict[str, np.ndarray]]],
-) -> None:
-    """Step until no environment is `live`; an episode that ends leaves that list."""
     action_NA = np.zeros((envs.num_envs, envs.benchmark.action_dim), dtype=np.float32)
+    live = list(range(len(attempts)))
     while live:
-        for env, choice in actor.act(obs, live).items():
+        for env, choice in act(obs, live).items():
             seen = {key: obs[key][env] for key in (*_CAMERAS, "state") if key in obs}
             frames[env].append({**seen, "action": choice.action_A, **choice.extra, _KEPT: np.asarray(choice.kept)})
             action_NA[env] = choice.executed_A
@@ -212,8 +207,13 @@ def _play(
                 SUCCESS: np.asarray(infos["success"][env], dtype=bool),
             }
             if done:
-                actor.ended(obs, env, terminated=bool(terminated_N[env]))
                 live.remove(env)
+                if on_end is not None:
+                    on_end(obs, env, bool(terminated_N[env]))
+    return [
+        _demonstration(envs.benchmark.tasks[start.task_id], start, start_states[env], frames[env])
+        for env, (start, _) in enumerate(attempts)
+    ]
 
 
 def _demonstration(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import math
+import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +23,23 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_gym.specs import Benchmark
+from vla_gym.system.limits import main_memory
 from vla_policies import VLAPolicy
 from vla_policies.processing.observations import on_device
 from vla_policies.transfer import upload
 from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
-from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
-from zoo.demonstrations.stored_pictures import StoredPictures, picture_arrays
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration, StoredImages
 
 _logger = logging.getLogger(__name__)
 
 _ACTION, _MASK = "action", "mask"
 SECONDS_PER_LINE = 20.0
-"""How often a line says how many episodes have been read: pictures of a large dataset take minutes."""
+"""How often a line says how many episodes have been read: images of a large dataset take minutes."""
+MEMORY_SHARE = 0.5
+"""Share of the main memory above which images lie in a file; the rest is for the network and for simulators."""
+LOCAL_RANKS = "LOCAL_WORLD_SIZE"
+"""Variable in which torchrun and Accelerate say how many processes share this machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class Frames:
     def digests(self) -> tuple[str, str]:
         """Return the hash of all that is learned, and the one that earlier versions noted in its place.
 
-        The first covers every picture: BLAKE2 takes a second for a gigabyte, which took minutes to decode. The second
+        The first covers every image: BLAKE2 takes a second for a gigabyte, which took minutes to decode. The second
         covers actions, weights and what the expert saw alone.
         """
         numbers = {_ACTION: self.action_BKA, "weight": self.weight_B, PRIVILEGED: self.privileged_BP}
@@ -70,7 +78,7 @@ class Frames:
         return f"blake2b:{whole.hexdigest()}", bare.hexdigest()
 
     def pick(self, index_B: Tensor, device: torch.device) -> Frames:
-        """The frames of `index_B`, on `device`, but for what is read on the CPU."""
+        """Return the frames of `index_B`, on `device`, but for what is read on the CPU."""
 
         def take(column_F: Tensor) -> Tensor:
             return upload(column_F[index_B], device)
@@ -87,29 +95,29 @@ class Frames:
 def frames_of(
     demonstrations: Sequence[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None
 ) -> Frames:
-    """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
+    """Return every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
 
-    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_arrays`). Raises `BadValue`
-    without demonstrations, for demonstrations of several shapes, and for pictures that cannot be read or kept.
+    Images are read here, an episode at a time. Raise `BadValue` without demonstrations, for demonstrations of several
+    shapes, and for images that cannot be read or kept.
     """
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
-    ends = np.cumsum([demonstration.length for demonstration in demonstrations])
-    wanted = _shapes_of(_columns(demonstrations[0], chunk))
-    whole = picture_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
+    wanted = _shapes(demonstrations[0])
+    for one in demonstrations:
+        if (got := _shapes(one)) != wanted:
+            raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
+    ends = np.cumsum([one.length for one in demonstrations])
+    whole = image_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
     said = time.monotonic()
-    for number, (end, demonstration) in enumerate(zip(ends, demonstrations, strict=True)):
+    for number, (end, one) in enumerate(zip(ends, demonstrations, strict=True)):
         if time.monotonic() - said >= SECONDS_PER_LINE:
             said = time.monotonic()
-            _logger.info(f"pictures of {number} of {len(demonstrations)} episodes read")
-        columns = _columns(demonstration, chunk)
-        if (got := _shapes_of(columns)) != wanted:
-            raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
-        for key, column in columns.items():
+            _logger.info(f"images of {number} of {len(demonstrations)} episodes read")
+        for key, column in _columns(one, chunk).items():
             column_T = np.asarray(column)
             if key not in whole:
                 whole[key] = np.empty((int(ends[-1]), *column_T.shape[1:]), column_T.dtype)
-            whole[key][end - demonstration.length : end] = column_T
+            whole[key][end - one.length : end] = column_T
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
         action_BKA=tensors.pop(_ACTION),
@@ -120,25 +128,29 @@ def frames_of(
     )
 
 
-def _columns(demonstration: Demonstration, chunk: int) -> dict[str, np.ndarray | StoredPictures]:
-    """What is learned of one demonstration of T steps, `[T, ...]` each: the observation and three names of our own."""
-    action_TKA, mask_TK = chunk_targets(demonstration.action_TA, chunk)
-    instruction = encode_instruction(demonstration.instruction)
-    columns: dict[str, np.ndarray | StoredPictures] = {
-        **demonstration.images,
-        "instruction": np.tile(instruction, (demonstration.length, 1)),
-        _ACTION: action_TKA,
-        _MASK: mask_TK,
-    }
-    if demonstration.state_TS.shape[1]:
-        columns["state"] = demonstration.state_TS
-    if PRIVILEGED in demonstration.extra:
-        columns[PRIVILEGED] = demonstration.extra[PRIVILEGED]
+def _columns(one: Demonstration, chunk: int) -> dict[str, np.ndarray | StoredImages]:
+    """Return what is learned of one demonstration of T steps, `[T, ...]` each."""
+    action_TKA, mask_TK = chunk_targets(one.action_TA, chunk)
+    instruction_TL = np.tile(encode_instruction(one.instruction), (one.length, 1))
+    columns = {**one.images, "instruction": instruction_TL, _ACTION: action_TKA, _MASK: mask_TK}
+    if one.state_TS.shape[1]:
+        columns["state"] = one.state_TS
+    if PRIVILEGED in one.extra:
+        columns[PRIVILEGED] = one.extra[PRIVILEGED]
     return columns
 
 
+def _shapes(one: Demonstration) -> dict[str, tuple[int, ...]]:
+    columns = {**one.images, "state": one.state_TS, "action": one.action_TA}
+    return {name: column_T.shape[1:] for name, column_T in columns.items()}
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
 def chunk_targets(action_TA: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Actions of the next K steps from each step, `[T, K, A]`, and where there are any, bool `[T, K]`."""
+    """Return actions of the next K steps from each step, `[T, K, A]`, and where there are any, bool `[T, K]`."""
     length = len(action_TA)
     at_TK = np.arange(length)[:, None] + np.arange(chunk)
     mask_TK = at_TK < length
@@ -146,8 +158,37 @@ def chunk_targets(action_TA: np.ndarray, chunk: int) -> tuple[np.ndarray, np.nda
     return action_TKA.astype(np.float32), mask_TK
 
 
+def image_arrays(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Return new uint8 arrays to be written; if they are large together they lie in a file of `$TMPDIR`.
+
+    The file goes with the process, and the system keeps in memory what it has room for of it. Raise `BadValue` where
+    neither has room.
+    """
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    size, memory, folder = sum(sizes), main_memory(), tempfile.gettempdir()
+    if size <= MEMORY_SHARE * memory / int(os.environ.get(LOCAL_RANKS, "1")):
+        data = np.empty(size, np.uint8)
+    else:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                # What is reserved cannot run out while the array is written, which would end the process.
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                    raise
+                raise BadValue(
+                    f"images of {size / 1e9:.1f} GB are to be learned; the memory has {memory / 1e9:.1f} GB, and there "
+                    f"is no room for them in '{folder}'. Name a folder of a larger disk in the variable TMPDIR, or "
+                    "learn fewer episodes (--episodes of zoo.sft)"
+                ) from error
+            _logger.info(f"{size / 1e9:.1f} GB of images lie in a file of '{folder}' (memory: {memory / 1e9:.1f} GB)")
+            data = np.memmap(file, np.uint8, "r+", shape=(size,))
+    parts = np.split(data, np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
 def batches(num_frames: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices of batches, without end: every frame once, in random order, then once more."""
+    """Yield indices of batches, without end: every frame once, in random order, then once more."""
     left = torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < batch_size:
@@ -156,42 +197,50 @@ def batches(num_frames: int, batch_size: int, generator: torch.Generator) -> Ite
         left = left[batch_size:]
 
 
-def check_alike(groups: Mapping[Path, Sequence[Demonstration]]) -> None:
-    """Raise `BadValue` unless all datasets have the same cameras, picture sizes, and numbers in states and actions."""
-    (first, wanted), *others = ((folder, _shapes(group[0])) for folder, group in groups.items())
-    for folder, got in others:
-        if got != wanted:
-            raise BadValue(
-                f"'{folder}' and '{first}' cannot be learned together: one has {_listed(got)}, the other "
-                f"{_listed(wanted)}"
-            )
-
-
-def _shapes(demonstration: Demonstration) -> dict[str, tuple[int, ...]]:
-    return _shapes_of({**demonstration.images, "state": demonstration.state_TS, "action": demonstration.action_TA})
-
-
-def _shapes_of(columns: Mapping[str, np.ndarray | StoredPictures]) -> dict[str, tuple[int, ...]]:
-    return {name: column_T.shape[1:] for name, column_T in columns.items()}
-
-
-def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+# Whether demonstrations fit the run -----------------------------------------------------------------
 
 
 def fitting(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy) -> list[Demonstration]:
-    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at.
-
-    Raises `BadValue` as `check_fits` and `check_alike` do.
-    """
+    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at; see `check_fits`."""
     for folder, group in groups.items():
         check_fits(group, policy, folder)
-    seen = {
-        folder: [replace(one, images={key: one.images[key] for key in policy.conventions.cameras}) for one in group]
-        for folder, group in groups.items()
-    }
-    check_alike(seen)
-    return [*chain.from_iterable(seen.values())]
+    return [
+        replace(one, images={key: one.images[key] for key in policy.conventions.cameras})
+        for one in chain.from_iterable(groups.values())
+    ]
+
+
+def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
+    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads.
+
+    Warn of images of another size than the environment draws.
+    """
+    wanted, first = policy.conventions, demonstrations[0]
+    num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
+    if num_actions != wanted.action_dim:
+        raise BadValue(f"'{where}' has actions of {num_actions} numbers, the environment takes {wanted.action_dim}")
+    if wanted.state_dim and num_states != wanted.state_dim:
+        raise BadValue(f"'{where}' has states of {num_states} numbers, the policy reads {wanted.state_dim}")
+    if missing := [camera for camera in wanted.cameras if camera not in first.images]:
+        raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
+    highest = max(float(abs(one.action_TA).max()) for one in demonstrations)
+    if highest > 1.0 + 1e-4:
+        raise BadValue(
+            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do. Where its "
+            "simulator cut them to that, the dataset must hold them cut"
+        )
+    assert isinstance(policy.observation_space, spaces.Dict)
+    for camera in wanted.cameras:
+        (height, width, _), drawn = first.images[camera].shape[1:], policy.observation_space[camera].shape
+        if drawn is not None and (height, width) != drawn[:2]:
+            remedy = f"; -params image_size:{height} draws such ones" if height == width else ""
+            warnings.warn(
+                f"'{where}' has images of {width} x {height} ('{camera}'), the environment draws {drawn[1]} x "
+                f"{drawn[0]}: the policy learns from others than it acts on{remedy}",
+                TrainingWarning,
+                stacklevel=2,
+            )
+            break
 
 
 def check_rate(folder: Path, benchmark: Benchmark) -> None:
@@ -204,42 +253,3 @@ def check_rate(folder: Path, benchmark: Benchmark) -> None:
             TrainingWarning,
             stacklevel=2,
         )
-
-
-def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
-    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads.
-
-    Warns of pictures of another size than the environment draws.
-    """
-    wanted, first = policy.conventions, demonstrations[0]
-    num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
-    if num_actions != wanted.action_dim:
-        raise BadValue(f"'{where}' has actions of {num_actions} numbers, the environment takes {wanted.action_dim}")
-    if wanted.state_dim and num_states != wanted.state_dim:
-        raise BadValue(f"'{where}' has states of {num_states} numbers, the policy reads {wanted.state_dim}")
-    missing = [camera for camera in wanted.cameras if camera not in first.images]
-    if missing:
-        raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
-    _check_sizes(first, policy, where)
-    highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
-    if highest > 1.0 + 1e-4:
-        raise BadValue(
-            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do. Where its "
-            "simulator cut them to that, the dataset must hold them cut"
-        )
-
-
-def _check_sizes(first: Demonstration, policy: VLAPolicy, where: Path) -> None:
-    """Warn where the environment of `policy` draws pictures of another size than its dataset's first episode has."""
-    assert isinstance(policy.observation_space, spaces.Dict)
-    for camera in policy.conventions.cameras:
-        (height, width, _), drawn = first.images[camera].shape[1:], policy.observation_space[camera].shape
-        if drawn is not None and (height, width) != drawn[:2]:
-            remedy = f"; -params image_size:{height} draws such ones" if height == width else ""
-            warnings.warn(
-                f"'{where}' has pictures of {width} x {height} ('{camera}'), the environment draws {drawn[1]} x "
-                f"{drawn[0]}: the policy learns from others than it acts on{remedy}",
-                TrainingWarning,
-                stacklevel=3,
-            )
-            return

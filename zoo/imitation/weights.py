@@ -32,17 +32,12 @@ class NothingToLearn(BadValue):
 
 
 def check_weighable(folder: Path, kind: FrameWeight) -> None:
-    """Raise `BadValue` where a dataset cannot be read, or does not say that it has what weights follow from."""
-    features = check_dataset(folder).features
-    if kind == "success" and SUCCESS not in features:
+    """Raise `BadValue` where a dataset cannot be read, or lacks the columns that weights follow from."""
+    needed = {"none": (), "success": (SUCCESS,), "advantage": (REWARD, SUCCESS)}[kind]
+    if not check_dataset(folder).features.keys() & set(needed) and needed:
         raise BadValue(
-            f"'{folder}' does not say which steps were solved ('{SUCCESS}'), which weight success needs; weight "
-            "advantage takes rewards, weight none learns every frame alike"
-        )
-    if kind == "advantage" and not features.keys() & {REWARD, SUCCESS}:
-        raise BadValue(
-            f"'{folder}' has neither '{REWARD}' nor '{SUCCESS}', one of which weight advantage follows from; weight "
-            "none learns every frame alike"
+            f"'{folder}' has no column {' or '.join(map(repr, needed))}, which weight {kind} follows from; weight none "
+            "learns every frame alike"
         )
 
 
@@ -51,13 +46,12 @@ def weighed(
 ) -> tuple[list[Demonstration], list[np.ndarray] | None]:
     """Return the episodes to learn and the weights of their frames, float64 `[T]` each of mean 1; None = all 1.
 
-    Raises `BadValue` for episodes without what weights follow from (`read_dataset(outcomes=True)` reads it), and
-    `NothingToLearn`.
+    They were read with `read_dataset(outcomes=True)`. Raise `NothingToLearn`.
     """
     if kind == "none":
         return list(episodes), None
     if kind == "success":
-        solved = [episode for episode in episodes if _success_T(episode).any()]
+        solved = [episode for episode in episodes if episode.extra[SUCCESS].any()]
         if not solved:
             raise NothingToLearn(
                 f"none of the {len(episodes)} episodes was solved, and weight success learns solved ones alone; add "
@@ -106,17 +100,9 @@ def advantage_weights(advantage_F: np.ndarray, beta: float) -> np.ndarray:
     return np.asarray(weight_F / weight_F.mean())
 
 
-def _success_T(episode: Demonstration) -> np.ndarray:
-    if SUCCESS not in episode.extra:
-        raise BadValue(f"a dataset does not say which steps were solved ('{SUCCESS}'); weight advantage takes rewards")
-    return episode.extra[SUCCESS]
-
-
 def _reward_T(episode: Demonstration) -> np.ndarray:
-    """The recorded rewards; without them 1 where the task was solved first."""
+    """Return the recorded rewards; without them 1 where the task was solved first."""
     if REWARD in episode.extra:
         return episode.extra[REWARD]
-    if SUCCESS not in episode.extra:
-        raise BadValue(f"a dataset has neither '{REWARD}' nor '{SUCCESS}', one of which advantages follow from")
     solved_T = episode.extra[SUCCESS]
     return solved_T & (np.cumsum(solved_T) == 1)

@@ -6,7 +6,7 @@
         training_state.json              updates, random generators, parameter groups, what is learned; written last
 
 A run goes on from one as if it had never stopped: bit for bit, on a CPU. Which frames an update takes and how their
-pictures are changed follow from the seed and the update's number, so nothing needs to be kept of them.
+images are changed follow from the seed and the update's number, so nothing needs to be kept of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from vla_policies.actions.noise import Noise
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
-from zoo.imitation.augmentation import augmented
+from zoo.imitation.augmentation import Paraphrases, augmented
 from zoo.imitation.frames import Frames, batches
 from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
-from zoo.imitation.paraphrases import Paraphrases
 from zoo.rollout.stats import PhaseClock
 from zoo.runs.train_state import rng_state, set_rng_state
 from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
@@ -41,7 +40,6 @@ from zoo.training.optimizer_file import optimizer_groups
 
 _logger = logging.getLogger(__name__)
 
-_ALGORITHM = "sft"
 _LINES = 20
 """Losses shown on the screen."""
 
@@ -79,18 +77,13 @@ class SFT:
         """The last update boundary; None within an update."""
         self.clock = PhaseClock()
         self.logger = Logger(folder=None, output_formats=[])
+        self.digests = frames.digests()
+        """Hashes of the frames, see `Frames.digests`."""
         self._frames = frames
-        words = "" if paraphrases is None else paraphrases.digest()
-        self._digests = [digest + words for digest in frames.digests()]
-        self._paraphrases = paraphrases
         self._settings = settings
         self._seed = seed
+        self._paraphrases = paraphrases
         self._learner: Learner | None = None
-
-    @property
-    def digest(self) -> str:
-        """Hash of all that is learned."""
-        return self._digests[0]
 
     def set_logger(self, logger: Logger) -> None:
         """Log there."""
@@ -101,20 +94,19 @@ class SFT:
 
         Ends early where `callback` on some rank asks for it.
         """
+        settings = self._settings
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         total = self.num_timesteps + total_timesteps
-        settings = self._settings
-        self._learner = Learner(
-            ImitationScorer(self.policy, settings.privileged_coef), self.policy.optimizer, settings.max_grad_norm
-        )
+        scorer = ImitationScorer(self.policy, settings.privileged_coef)
+        self._learner = learner = Learner(scorer, self.policy.optimizer, settings.max_grad_norm)
         order = batches(len(self._frames), settings.batch_size, torch.Generator().manual_seed(self._seed))
         began = time.perf_counter()
         callback.init_callback(self)  # type: ignore[arg-type]
         callback.on_training_start({}, {})
-        self._capture_state()
+        self.train_state = SFTState(self.num_timesteps, rng_state())
         callback.on_rollout_start()
         for index_B in islice(order, self.num_timesteps, total):
-            loss = self._update(index_B, self._learner, total)
+            loss = self._update(index_B, learner, total)
             if self.num_timesteps % max(1, total // _LINES) == 0 or self.num_timesteps == total:
                 seconds = time.perf_counter() - began
                 _logger.info(f"{self.num_timesteps:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
@@ -125,59 +117,48 @@ class SFT:
         callback.on_training_end()
         return self
 
-    def acting_policy(self) -> VLAPolicy:
-        """The policy with its present weights, ready to act; every rank must call it."""
-        if self._learner is not None:
-            self._learner.sync_weights()
-        self.policy.set_training_mode(False)
-        return self.policy
-
-    def _capture_state(self) -> None:
-        self.train_state = SFTState(self.num_timesteps, rng_state())
-
     def _update(self, index_B: Tensor, learner: Learner, total: int) -> float:
-        """One optimiser step on the frames of `index_B`; returns their loss."""
-        rate = self._settings.learning_rate * (1.0 - self.num_timesteps / total)
+        """Make one optimiser step of `total` on the frames of `index_B`; return their loss."""
+        settings = self._settings
+        rate = settings.learning_rate * (1.0 - self.num_timesteps / total)
         for group in learner.raw_optimizer.param_groups:
             group["lr"] = rate
+        step = (self.num_timesteps, 0)
+        batch = FrameBatch(frames=self._frames, index_B=index_B, seed=self._seed, step=step, change=self._changed)
         state, self.train_state = self.train_state, None
-        batch = FrameBatch(
-            frames=self._frames,
-            index_B=index_B,
-            seed=self._seed,
-            step=(self.num_timesteps, 0),
-            change=self._changed,
-        )
         learner.policy.set_training_mode(True)  # type: ignore[operator]
         learner.zero_grad()
-        loss = add_gradients(learner, batch, self.process_group, self._settings.micro_batch_size)
+        own_loss = add_gradients(learner, batch, self.process_group, settings.micro_batch_size)
         norm, finite = learner.apply()
         if not finite and learner.accelerator.scaler is None:
-            # No weight has changed.
-            self.train_state = state
+            self.train_state = state  # no weight has changed
             raise BadValue(
                 f"the gradient of update {self.num_timesteps + 1} is not finite, and the update was left out: "
                 "give a lower --learning-rate"
             )
-        whole_loss = float(self.process_group.all_reduce_sum(torch.tensor([loss])))
+        loss = float(self.process_group.all_reduce_sum(torch.tensor([own_loss])))
         self.num_timesteps += 1
-        self._capture_state()
-        self.logger.record("train/loss", whole_loss)
-        self.logger.record("train/actor/grad_norm", float(norm))
-        self.logger.record("train/actor/lr", rate)
+        self.train_state = SFTState(self.num_timesteps, rng_state())
+        for name, value in (("loss", loss), ("actor/grad_norm", float(norm)), ("actor/lr", rate)):
+            self.logger.record(f"train/{name}", value)
         self.logger.dump(self.num_timesteps)
-        return whole_loss
+        return loss
 
     def _changed(self, frames: Frames, noise: Noise) -> Frames:
-        """Frames with other pictures and sentences, drawn by `noise`, as far as the settings ask for them."""
+        """Return frames with other images and sentences, drawn by `noise`, as far as the settings ask for them."""
+        obs = frames.obs
         if self._settings.augment:
-            frames = replace(frames, obs=augmented(frames.obs, self.policy.conventions.cameras, noise))
+            obs = augmented(obs, self.policy.conventions.cameras, noise)
         if self._paraphrases is not None:
-            drawn_BL = self._paraphrases.drawn(frames.obs["instruction"], noise)
-            frames = replace(frames, obs={**frames.obs, "instruction": drawn_BL})
-        return frames
+            obs = {**obs, "instruction": self._paraphrases.drawn(obs["instruction"], noise)}
+        return replace(frames, obs=obs)
 
-    # Checkpoints --------------------------------------------------------------------------------------
+    def acting_policy(self) -> VLAPolicy:
+        """Return the policy with its present weights, ready to act; every rank must call it."""
+        if self._learner is not None:
+            self._learner.sync_weights()
+        self.policy.set_training_mode(False)
+        return self.policy
 
     def save_checkpoint(self, checkpoints: Path) -> Path:
         """Write `checkpoints/step_<n>` for the last boundary; return it. Every rank must call it; rank 0 writes."""
@@ -186,24 +167,24 @@ class SFT:
         policy = self.acting_policy()
         facts = {
             "counters": {"num_timesteps": state.num_timesteps},
-            "digest": self.digest,
+            "digest": self.digests[0],
             "param_groups": optimizer_groups(policy.optimizer),
             "rng": state.rng,
         }
-        folder = checkpoints / f"step_{state.num_timesteps}"
-        return write_checkpoint(folder, policy, self.process_group, _ALGORITHM, facts)
+        return write_checkpoint(checkpoints / f"step_{state.num_timesteps}", policy, self.process_group, "sft", facts)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Go on from there, before `learn`: the policy was opened from this checkpoint.
 
-        The number of ranks may be another. Raises `BadValue` for a damaged checkpoint, and for one of a run that
+        The number of ranks may be another. Raise `BadValue` for a damaged checkpoint, and for one of a run that
         learned from other demonstrations.
         """
-        state = read_state(folder, _ALGORITHM, "digest")
-        if state["digest"] not in self._digests:
+        state = read_state(folder, "sft", "digest")
+        # The hash of paraphrases followed that of frames in earlier versions.
+        if not state["digest"].startswith(tuple(self.digests)):
             raise BadValue(
-                f"the dataset does not hold what '{folder}' learned from: its pictures, sentences, actions or "
-                "paraphrases are others. Give what it began with, as --dataset FOLDER and --paraphrases FILE"
+                f"the dataset does not hold what '{folder}' learned from: its images, sentences or actions are others. "
+                "Give what it began with, as --dataset FOLDER"
             )
         load_moments(self.policy.optimizer, folder, state)
         set_rng_state(state["rng"])

@@ -6,30 +6,33 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
+from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
+from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
-from zoo.config.run_config import sft_config
+from zoo.config.hyperparams import deep_merge
+from zoo.config.run_config import RunConfig, sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
-from zoo.demonstrations.recorder import Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.distributed.agreement import check_same, check_same_weights
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json, remove_folder
+from zoo.imitation.augmentation import read_paraphrases
 from zoo.imitation.frames import Frames, check_rate, fitting, frames_of
-from zoo.imitation.paraphrases import check_taught, paraphrases_of, read_paraphrases
-from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
@@ -43,30 +46,35 @@ from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
 
+FAMILY_WITH_HEAD = "nano"
+"""The family whose fresh weights can have a head that tells what the expert saw."""
+
 
 def finetune(job: TrainJob) -> RunFolder | None:
-    """Run it.
+    """Make the run that was asked for.
 
-    Returns the run folder, its policy in `best/`, to the rank that writes (and alone logs), None to others. Raises
+    Return the run folder, its policy in `best/`, to the rank that writes (and alone logs), None to others. Raise
     `BadValue` for a dataset that does not fit the environment or the policy, and for frames that ranks cannot share
     evenly. SIGTERM, SIGUSR1 and Ctrl-C, which raises `KeyboardInterrupt`, leave a checkpoint to go on from.
     """
     settings = sft_config(job.config)
     check_dealing(settings.batch_size, launched_processes())
     job, process_group, device = join_run(job)
-    config = job.config
-    others = read_paraphrases(user_path(settings.paraphrases)) if settings.paraphrases is not None else {}
     outcomes, privileged = settings.weight != "none", settings.privileged_coef > 0
     groups = {
         folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
         for folder in settings.folders
     }
-    benchmark = benchmark_of(config)
-    check_taught(others, settings.folders, with_instructions(benchmark, config.env_options.get("instructions", {})))
+    benchmark = benchmark_of(job.config)
+    words = None
+    if settings.paraphrases is not None:
+        tasks = with_instructions(benchmark, job.config.env_options.get("instructions", {})).tasks
+        taught = {one.instruction for one in chain.from_iterable(groups.values())}
+        words = read_paraphrases(user_path(settings.paraphrases), taught | {task.instruction for task in tasks})
     if privileged:
         groups = only_places(groups, benchmark)
-        job = replace(job, config=config_with_head(config, groups))
-        config = job.config
+        job = replace(job, config=config_with_head(job.config, groups))
+    config = job.config
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(run_log(writes=process_group.is_first))
@@ -88,9 +96,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
         groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)
-        words = paraphrases_of(others, frames.obs["instruction"]) if others else None
         model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
-        check_same({"what the dataset holds": model.digest}, process_group)
+        check_same({"what the dataset holds": model.digests[0]}, process_group)
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)
@@ -110,6 +117,66 @@ def _learned(
         weight_F = np.concatenate(weights)
         words.append(f"weights {weight_F.min():.2g} to {weight_F.max():.2g}")
     return frames, ", ".join([*words, f"{len(frames)} frames", f"chunks of {frames.action_BKA.shape[1]}"])
+
+
+# The head that tells what the expert saw: fresh policies get one, fitted to the demonstrations ------
+
+
+def only_places(
+    groups: Mapping[Path, Sequence[Demonstration]], benchmark: Benchmark
+) -> dict[Path, list[Demonstration]]:
+    """Return the episodes with those numbers of their privileged vectors alone that are coordinates of things.
+
+    The rest can be told without the image, as the hand's own place, or not from it, as a cube's quaternion, whose signs
+    mean the same; learned together they keep the eye from finding small things. All numbers stay where the benchmark
+    does not say which are coordinates. Raise `BadValue` for vectors of another length than the benchmark's.
+    """
+    if not benchmark.places:
+        return {folder: list(group) for folder, group in groups.items()}
+    chosen = list(benchmark.places)
+    for folder, group in groups.items():
+        if (got := group[0].extra[PRIVILEGED].shape[1]) != benchmark.privileged_dim:
+            raise BadValue(
+                f"'{folder}': the expert saw {got} numbers, that of {benchmark.id} sees {benchmark.privileged_dim}: "
+                "learn demonstrations of this benchmark, or leave --privileged-coef out"
+            )
+    return {
+        folder: [replace(one, extra={**one.extra, PRIVILEGED: one.extra[PRIVILEGED][:, chosen]}) for one in group]
+        for folder, group in groups.items()
+    }
+
+
+def config_with_head(config: RunConfig, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
+    """Return the configuration with a head of the datasets' size, where fresh weights are learned.
+
+    Raise `BadValue` for datasets whose privileged vectors differ in length: they are of other robots or scenes.
+    """
+    sizes = {folder: group[0].extra[PRIVILEGED].shape[1] for folder, group in groups.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"'{folder}' {size}" for folder, size in sizes.items())
+        raise BadValue(f"--privileged-coef learns vectors of one length; got {listed}: learn the datasets separately")
+    if config.policy != FAMILY_WITH_HEAD:
+        return config
+    head = {"backbone_kwargs": {"privileged_dim": next(iter(sizes.values()))}}
+    return replace(config, policy_kwargs=deep_merge(config.policy_kwargs, head))
+
+
+def prepare_head(policy: VLAPolicy, frames: Frames) -> None:
+    """Give a fresh head the frames' mean and standard deviation; one that has learned keeps its own.
+
+    Raise `BadValue` for a policy without such a head, or with one of another length.
+    """
+    head, privileged_FP = getattr(policy.backbone, "privileged", None), frames.privileged_BP
+    assert privileged_FP is not None
+    dims = privileged_FP.shape[1]
+    if head is None or len(head.mean_P) != dims:
+        has = "no head that tells" if head is None else f"a head that tells {len(head.mean_P)} numbers of"
+        raise BadValue(
+            f"--privileged-coef learns {dims} numbers of where things are; the policy has {has} where things are. "
+            f"Leave the flag out, or begin with fresh weights of family '{FAMILY_WITH_HEAD}'"
+        )
+    if policy.backbone.source is None:
+        head.fit(privileged_FP)
 
 
 class SFTTrainer(Trainer):

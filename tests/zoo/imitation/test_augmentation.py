@@ -84,8 +84,3 @@ def test_what_happens_to_a_frame_depends_on_neither_its_company_nor_the_call() -
     next_update = augmented(obs, ("image",), SlotNoise(7, (6, 0), np.arange(3)))
     assert not torch.equal(whole["image"], next_update["image"])
     assert torch.equal(next_update["wrist_image"], image)
-
-
-def test_only_pictures_are_changed() -> None:
-    with pytest.raises(ValueError, match="must be uint8"):
-        changed(torch.zeros(1, 2, 2, 3), changes())

@@ -23,7 +23,6 @@ from zoo import sft
 from zoo.cli.main import guarded
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import SFTConfig
-from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_video import Video, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
@@ -31,7 +30,6 @@ from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.imitation import frames
 from zoo.imitation.frames import (
     batches,
-    check_alike,
     check_rate,
     chunk_targets,
     frames_of,
@@ -119,14 +117,6 @@ def test_earlier_versions_noted_the_sha256_of_the_numbers() -> None:
     assert frames.digests()[1] == expected.hexdigest()
 
 
-def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
-    shown = read_dataset(demos)
-    check_alike({Path("a"): shown, Path("b"): shown[:1]})
-    large = replace(shown[0], images={"image": np.zeros((shown[0].length, 64, 64, 3), np.uint8)})
-    with pytest.raises(BadValue, match="'b' and 'a' cannot be learned together: one has image 64x64x3, state"):
-        check_alike({Path("a"): shown, Path("b"): [large]})
-
-
 @pytest.mark.processes
 def test_cameras_that_the_policy_does_not_look_at_are_not_read(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,7 +153,7 @@ def test_pictures_of_another_size_are_learned_with_a_warning(
     one = replace(shown(2, side=side), action_TA=np.zeros((2, 2), np.float32))
     LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
     assert sft.run([*ASKED, "--dataset", "d", *TINY]) == 0
-    says = "warning: 'd' has pictures of 16 x 16 ('image'), the environment draws 32 x 32: the policy learns"
+    says = "warning: 'd' has images of 16 x 16 ('image'), the environment draws 32 x 32: the policy learns"
     said = capsys.readouterr().out
     assert (says in said) == ("-params image_size:16 draws such ones" in said) == warns
 
@@ -220,14 +210,14 @@ def test_what_takes_long_to_read_says_how_far_it_is(
     monkeypatch.setattr(frames, "SECONDS_PER_LINE", 0.0)
     with caplog.at_level("INFO"):
         frames_of([demonstration(5), demonstration(3)], 2)
-    assert caplog.messages == [f"pictures of {number} of 2 episodes read" for number in (0, 1)]
+    assert caplog.messages == [f"images of {number} of 2 episodes read" for number in (0, 1)]
 
 
 def test_pictures_that_fill_the_memory_are_learned_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_memory = frames_of([demonstration(5), demonstration(3, "push")], 2)
-    monkeypatch.setattr(stored_pictures, "MEMORY_SHARE", 0)
+    monkeypatch.setattr(frames, "MEMORY_SHARE", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with caplog.at_level("INFO"):
         in_file = frames_of([demonstration(5), demonstration(3, "push")], 2)
@@ -248,3 +238,28 @@ def test_episodes_of_several_sizes_or_cameras_are_no_frames() -> None:
     for unlike in ([one, two], [two, one]):
         with pytest.raises(BadValue, match="wrist_image"):
             frames_of(unlike, 2)
+
+
+SHAPE, SIZE = (4, 8, 8, 3), 4 * 8 * 8 * 3
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cameras", "in_file"), [(None, 1, False), ("1", 1, False), ("2", 1, True), (None, 2, True)]
+)
+def test_cameras_and_processes_of_one_machine_share_its_memory(
+    ranks: str | None, cameras: int, in_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "main_memory", lambda: 2 * SIZE)
+    monkeypatch.delenv(frames.LOCAL_RANKS, raising=False)
+    if ranks is not None:
+        monkeypatch.setenv(frames.LOCAL_RANKS, ranks)
+    found = frames.image_arrays({str(camera): SHAPE for camera in range(cameras)})
+    for number, images in enumerate(found.values()):
+        assert isinstance(images, np.memmap) == in_file
+        images[:] = number
+    assert [int(images.sum(dtype=np.int64)) for images in found.values()] == [0, SIZE][:cameras]
+
+
+def test_images_that_no_disk_holds_are_one_line() -> None:
+    with pytest.raises(BadValue, match=r"images of 3458764513\.8 GB .* no room .* TMPDIR"):
+        frames.image_arrays({"image": (2**40, 1024, 1024, 3)})

@@ -241,9 +241,7 @@ def test_the_dataset_may_move_but_not_change(
     for name, changed in (("told", lambda one: replace(one, instruction="another")), ("seen", inverted)):
         episodes = list(map(changed, read_dataset(demos)))
         LeRobotWriter(tmp_path / name, {}, fps=10).add(episodes, tried=len(episodes))
-        assert "pictures, sentences, actions or paraphrases are others" in complaint(
-            capsys, copy, "--dataset", str(tmp_path / name)
-        )
+        assert "images, sentences or actions are others" in complaint(capsys, copy, "--dataset", str(tmp_path / name))
     assert go_on(copy, "--dataset", str(shutil.copytree(demos, tmp_path / "moved"))) == 0
     assert_same(copy, whole)
 

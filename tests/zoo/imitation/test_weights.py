@@ -83,16 +83,6 @@ def test_without_rewards_the_first_success_is_worth_1() -> None:
     assert found[0] == found[1]
 
 
-def test_a_dataset_without_what_weights_follow_from_is_refused() -> None:
-    bare = shown(2)
-    for kind, says in (
-        ("success", r"\('next.success'\); weight advantage"),
-        ("advantage", "neither 'next.reward' nor"),
-    ):
-        with pytest.raises(BadValue, match=says):
-            weighed([played(1), bare], kind, beta=1.0, gamma=0.9)  # type: ignore[arg-type]
-
-
 def test_rewards_that_tell_no_frame_apart_are_refused() -> None:
     for episodes in (
         [played(0.0, 0.0), played(0.0, 0.0, 0.0)],  # no reward at all

@@ -10,14 +10,13 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo import collect, evaluate, sft
-from zoo.cli.rounds_plan import RoundsPlan, as_flags
-from zoo.improve import parser
+from zoo.improve import RoundsPlan, _as_flags, parser
 
 ASKED = ("--env", "Toy-Reach", "--policy", "mine", "--seed", "3", "--dataset", "a", "b", "--episodes", "5")
 
 
 def plan(*flags: str) -> RoundsPlan:
-    return RoundsPlan(args=parser().parse([*ASKED, *flags]), folder=Path("runs"), split="validation", eval_episodes=7)
+    return RoundsPlan(parser().parse([*ASKED, *flags]), Path("runs"), split="validation")
 
 
 def test_a_round_plays_start_states_that_the_rounds_before_did_not() -> None:
@@ -39,7 +38,7 @@ def test_a_round_learns_from_the_rollouts_of_all_before() -> None:
 
 
 def test_the_policy_is_evaluated_before_the_first_round() -> None:
-    args = evaluate.parser().parse(plan("--num-envs", "2").evaluating("policy"))
+    args = evaluate.parser().parse(plan("--num-envs", "2").evaluating("policy", 7))
     assert (args.policy, args.split, args.eval_episodes, args.num_envs) == ("policy", "validation", 7, 2)
     assert args.output == "runs/round_0.json"
 
@@ -50,7 +49,7 @@ def test_each_command_gets_the_settings_that_it_takes() -> None:
     learning = "policy_kwargs:{optimizer_kwargs: {eps: 1.0e-06}}"
     assert collect.parser().parse(asked.collecting(1, "p")).params == ["chunk:2", opening]
     assert collect.parser().parse(asked.collecting(2, "p")).params == ["chunk:2"]
-    assert evaluate.parser().parse(asked.evaluating("p")).params == ["chunk:2", opening]
+    assert evaluate.parser().parse(asked.evaluating("p", 7)).params == ["chunk:2", opening]
     assert len(sft.parser().parse(asked.learning(1, "p")).params[1]) > len(opening)
     assert sft.parser().parse(asked.learning(2, "p")).params == ["chunk:2", learning]
 
@@ -82,4 +81,4 @@ def test_a_round_that_learned_nothing_leaves_the_policy_before_it(tmp_path: Path
 
 def test_flags_are_read_back_as_they_were() -> None:
     given = parser().parse([*ASKED, "--augment", "-params", "chunk:2", "image_size:64", "--learning-rate", "3e-4"])
-    assert parser().parse(as_flags(vars(given))) == given
+    assert parser().parse(_as_flags(vars(given))) == given

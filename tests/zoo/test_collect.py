@@ -10,14 +10,8 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo import collect
 from zoo.cli.arguments import DEFAULT_NUM_ENVS
-from zoo.cli.demonstration_source import (
-    MOST_ROUNDS,
-    STUDENT_SHARE,
-    expert_source,
-    policy_source,
-    student_source,
-)
 from zoo.cli.main import guarded
+from zoo.collect import MOST_ROUNDS, STUDENT_SHARE, expert_source, policy_source, student_source
 
 
 def asked(*argv: str) -> argparse.Namespace:
