@@ -7,7 +7,6 @@ import json
 import shutil
 import struct
 import subprocess
-import tempfile
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -259,12 +258,6 @@ def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -
         np.asarray(second.images["image"])
 
 
-def test_pictures_are_read_where_temporary_files_have_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full /tmp is no damage of the dataset."""
-    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(3)], tried=1)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    (episode,) = read_dataset(tmp_path / "d")
-    assert np.asarray(episode.images["image"]).shape == (3, 16, 16, 3)
 
 
 def test_a_video_that_ends_too_early_says_so_when_it_is_read(tmp_path: Path) -> None:
