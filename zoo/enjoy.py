@@ -18,14 +18,11 @@ from zoo.cli.shared_flags import (
     add_length_arguments,
     add_policy_arguments,
     add_run_arguments,
-    add_video_size_argument,
 )
 from zoo.evaluation.evaluator import EpisodeRecord, Frame
-from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo, Window, open_window
-from zoo.record_video import finished_video, video_name
-from zoo.runs.folder import WATCHED_VIDEO, video_file
+from zoo.runs.folder import WATCHED_VIDEO
 
 _EPISODES = 5
 
@@ -44,7 +41,6 @@ def parser() -> OneLineParser:
         help="write an mp4, window or not (default without a display: videos/ in the run folder, else "
         "enjoy-POLICY-ENV.mp4 here)",
     )
-    add_video_size_argument(p)
     return p
 
 
@@ -54,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere=video_name(plan, "enjoy"))
+    default = plan.video_file(WATCHED_VIDEO, elsewhere="enjoy")
     output = Path(args.output) if args.output else default
     if not args.no_render:
         check_destination(output, suffix=".mp4")
@@ -67,19 +63,13 @@ def run(argv: Sequence[str]) -> int:
     window = None if args.no_render else open_window(title, fps=fps)
     video = None if args.no_render or (window and not args.output) else output
     show = _Show(sentences, window, recorded=video is not None)
-    log = ActionLog(envs)
-
-    def on_frame(frame: Frame) -> None:
-        log.see(frame)
-        show.add(frame)
-
     try:
         with show.recorder.kept(video, fps=fps):
             episodes = play(
                 plan,
                 policy,
-                log,
-                on_frame=on_frame,
+                envs,
+                on_frame=show.add,
                 on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
             )
     finally:
@@ -90,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     low, high = rate.interval
     print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
     if video:
-        finished_video(plan, show.recorder, log, args.video_size).write(video, fps=fps)
+        show.recorder.write(video, fps=fps)
         print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {video}")
     return 0
 

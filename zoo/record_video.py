@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import vla_gym
 from vla_gym.system.paths import check_destination
-from zoo.agents.agent import Agent, open_agent, play
+from zoo.agents.agent import open_agent, play
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
@@ -17,16 +15,10 @@ from zoo.cli.shared_flags import (
     add_length_arguments,
     add_policy_arguments,
     add_run_arguments,
-    add_video_size_argument,
 )
-from zoo.evaluation.evaluator import Frame
-from zoo.evaluation.replay import ActionLog, film_again
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo
-from zoo.runs.folder import RECORDED_VIDEO, folder_name, video_file
-from zoo.runs.shipped_agents import is_shipped
-
-_logger = logging.getLogger(__name__)
+from zoo.runs.folder import RECORDED_VIDEO
 
 
 def parser() -> OneLineParser:
@@ -41,7 +33,6 @@ def parser() -> OneLineParser:
         metavar="FILE",
         help="mp4 (default: videos/ in the run folder, else video-POLICY-ENV.mp4 here)",
     )
-    add_video_size_argument(p)
     return p
 
 
@@ -50,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere=video_name(plan, "video"))
+    default = plan.video_file(RECORDED_VIDEO, elsewhere="video")
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     print(f"{plan.policy.name} on {plan.env}", flush=True)
@@ -59,51 +50,17 @@ def run(argv: Sequence[str]) -> int:
     recorder = EvaluationVideo(
         [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
     )
-    log = ActionLog(envs)
-
-    def on_frame(frame: Frame) -> None:
-        log.see(frame)
-        recorder.add_frame(frame)
-
     fps = float(envs.metadata["render_fps"])
     try:
         with recorder.kept(output, fps=fps):
-            episodes = play(plan, policy, log, on_frame=on_frame)
+            episodes = play(plan, policy, envs, on_frame=recorder.add_frame)
     finally:
         envs.close()
     rate = overall_rate(episodes)
     print(f"{rate.successes} of {rate.episodes} episodes solved")
-    finished_video(plan, recorder, log, args.video_size).write(output, fps=fps)
+    recorder.write(output, fps=fps)
     print(f"{output}: {fps:g} frames (decisions) per second")
     return 0
-
-
-def video_name(plan: Agent, stem: str) -> str:
-    """Return the name of a video that belongs to no run folder: `<stem>-<policy>-<environment>`."""
-    policy = Path(plan.policy.name)
-    name = policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")
-    return f"{stem}-{name}-{folder_name(plan.env)}"
-
-
-def finished_video(plan: Agent, recorded: EvaluationVideo, log: ActionLog, size: int | None) -> EvaluationVideo:
-    """Return the video as it was recorded, or with `size` the episodes of the `log` in images of that size.
-
-    Raises `BadValue` where the simulator does not repeat itself exactly.
-    """
-    if size is None:
-        return recorded
-    _logger.info(f"drawing the episodes in {size} x {size} pixels")
-    options = {**plan.env_options, "image_size": size}
-    envs = vla_gym.make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **options)
-    tasks = envs.benchmark.tasks
-    larger = EvaluationVideo(
-        [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
-    )
-    try:
-        film_again(envs, log.actions, plan.episodes, larger)
-    finally:
-        envs.close()
-    return larger
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from zoo.agents.recipe import can_sample
 from zoo.config.run_config import benchmark_options
 from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, episodes_of, evaluate
 from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.runs.folder import RunFolder, folder_name
+from zoo.runs.shipped_agents import is_shipped
 
 if TYPE_CHECKING:  # they bring torch
     import torch
@@ -100,6 +102,14 @@ class Agent:
     def named(self, stem: str) -> str:
         """Return `stem` and the departures: the name of a file in the run folder, without its suffix."""
         return "_".join([stem, *self.departures])
+
+    def video_file(self, stem: str, *, elsewhere: str) -> Path:
+        """Return the mp4 in the run folder; without one, `<elsewhere>-<policy>-<environment>.mp4` here."""
+        if self.output_folder is not None:
+            return RunFolder(self.output_folder).videos / f"{self.named(stem)}.mp4"
+        policy = Path(self.policy.name)
+        name = policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")
+        return Path(f"{elsewhere}-{name}-{folder_name(self.env)}.mp4")
 
 
 def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = False) -> tuple[Any, VLAVectorEnv]:

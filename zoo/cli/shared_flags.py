@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Annotated
 
-from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from zoo.cli.arguments import (
     DEFAULT_NUM_ENVS,
     RUN_ALGORITHMS,
     add_fields,
     count,
     count_or_zero,
-    value_of,
 )
 from zoo.config.evaluation_options import EvalOptions
 from zoo.config.run_config import EnvOptions, PolicyOptions, RunConfig
-from zoo.config.settings import Range
 from zoo.config.tracking import Tracking
 
 
@@ -196,14 +192,3 @@ def add_video_arguments(parser: argparse.ArgumentParser) -> None:
         "--video-folder", metavar="DIR", help="videos in DIR/<algo>/<run>, not in videos/ of the run folder"
     )
     parser.add_argument("--no-eval-video", action="store_true", help="do not record the last evaluation")
-
-
-def add_video_size_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--video-size`."""
-    parser.add_argument(
-        "--video-size",
-        type=value_of(Annotated[int, Range(low=SMALLEST_IMAGE, high=LARGEST_IMAGE)]),
-        metavar="PIXELS",
-        help="side of each video's images, e.g. 480: the episodes are played once more to render them (default: the "
-        "policy's own images)",
-    )

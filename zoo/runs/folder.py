@@ -100,11 +100,6 @@ def run_number(folder: Path, env_id: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def video_file(folder: Path | None, name: str, *, elsewhere: str) -> Path:
-    """`videos/<name>.mp4` of a run folder; without one, `<elsewhere>.mp4` here."""
-    return Path(f"{elsewhere}.mp4") if folder is None else RunFolder(folder).videos / f"{name}.mp4"
-
-
 def folder_name(env_id: str) -> str:
     """`env_id` as part of a file name, the way rl_zoo3 writes it: "LIBERO-Spatial/3" -> "LIBERO-Spatial-3"."""
     return env_id.replace("/", "-")

@@ -21,10 +21,10 @@ def plan(*argv: str) -> ServicePlan:
 
 def test_a_run_brings_its_environment() -> None:
     served = plan("-i", AGENT)
-    assert (served.name, served.family, served.env) == (AGENT, "nano", "MetaWorld/window-close")
+    assert (served.name, served.policy.family, served.env) == (AGENT, "nano", "MetaWorld/window-close")
     assert served.env_options["chunk"] == 8
     assert not {"num_workers", "group_size", "reward"} & set(served.env_options)
-    assert Path(served.policy).is_dir()
+    assert Path(served.policy.name).is_dir()
     assert plan("-i", AGENT, "--env", "metaworld/Window-Open").env == "MetaWorld/window-open"
 
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_alone_has_no_environment_unless_told(tmp_path: Path) -> No
 
 def test_a_family_takes_the_recipe() -> None:
     served = plan("--policy", "nano", "--env", "Toy-Reach")
-    assert (served.policy, served.family) == ("nano", "nano")
+    assert (served.policy.name, served.policy.family) == ("nano", "nano")
     assert "chunk" in served.env_options
 
 
@@ -86,7 +86,7 @@ def test_a_published_checkpoint_is_served_with_the_head_it_was_trained_with(gold
 @pytest.mark.parametrize("suite", ["spatial", "goal"])
 def test_a_family_is_served_with_the_weights_of_the_environments_recipe(suite: str) -> None:
     served = plan("--policy", "openvla-oft", "--env", f"LIBERO-{suite.title()}")
-    assert served.policy == f"Haozhan72/Openvla-oft-SFT-libero-{suite}-traj1"
+    assert served.policy.name == f"Haozhan72/Openvla-oft-SFT-libero-{suite}-traj1"
     assert served.policy_kwargs["unnorm_key"] == f"libero_{suite}_no_noops"
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
-from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, locked, video_file
+from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, locked
 
 CONFIG = toy_config(
     env="LIBERO-Spatial/3",
@@ -115,11 +115,6 @@ def test_own_videos_are_those_without_departures_oldest_first(tmp_path: Path) ->
         (run.videos / name).write_text("video")
         os.utime(run.videos / name, (at, at))
     assert [video.name for video in run.own_videos()] == own
-
-
-@pytest.mark.parametrize(("folder", "file"), [(Path("run"), "run/videos/recorded_test.mp4"), (None, "video.mp4")])
-def test_a_video_belongs_to_its_run(folder: Path | None, file: str) -> None:
-    assert video_file(folder, "recorded_test", elsewhere="video") == Path(file)
 
 
 @pytest.mark.parametrize(("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)])
