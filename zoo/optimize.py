@@ -185,7 +185,7 @@ class Search:
         return {**shared, "seeds": yaml_line(list(self.seeds)), **drawn}
 
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
-        from zoo.runs.curves import read_evaluations
+        from zoo.runs.monitor import read_evaluations
 
         before = set(folder.glob(f"{self.algo}/*"))
         argv = self.argv(seed, folder, drawn)

@@ -22,7 +22,7 @@ from zoo.distributed.placement import ALL, processes_named
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
-from zoo.training.run_plan import RunPlan, memory_lines, ranks
+from zoo.training.run_plan import RunPlan, arithmetic_lines, memory_lines, ranks
 
 
 def parser() -> OneLineParser:
@@ -43,13 +43,13 @@ def parser() -> OneLineParser:
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> Iterator[str]:
     """Yield the arithmetic, the memory and what fits; a 7B policy is counted on the way, for a minute."""
     gpu_memory = args.gpu_memory or GPU_MEMORY.get(args.gpu)
-    plan = RunPlan.resolve(config, args.ranks, accelerator=gpu_memory is not None)
+    plan = RunPlan.resolve(config, args.ranks).with_stages(accelerator=gpu_memory is not None)
     sharded = args.fsdp and args.ranks > 1
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config, sharded=sharded)
     check_network(config)
-    yield from plan.arithmetic(resume)
+    yield from arithmetic_lines(plan, resume)
     yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
+from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_gym.registry import canonical_id
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.run_config import RunConfig
 from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
-from zoo.files import atomic_file, quoted
-from zoo.runs.curves import (
-    Episodes,
-    EvaluationPoint,
-    at_points,
-    pooled,
-    read_episodes,
-    read_evaluations,
-    training_curve,
-)
+from zoo.files import quoted
+from zoo.runs.charts import X_LABELS, Y_LABELS, RunCurves, draw_runs
 from zoo.runs.folder import CONFIG_FILE, RunFolder, folder_name
 from zoo.runs.lookup import find_run
-
-X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
-Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
-_POINTS = 200
-_ONE_COLUMN = 3
-"""Panels that stand below each other; more go two in a row."""
+from zoo.runs.monitor import read_episodes, read_evaluations
 
 
 def parser() -> OneLineParser:
@@ -76,21 +60,9 @@ def run(argv: Sequence[str]) -> int:
     output = Path(args.output)
     if not output.suffix and not output.exists():
         output = Path(f"{args.output}.png")  # matplotlib would, and not say so
-    draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
+    draw_runs(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
     print("\n".join([*final_lines(runs), f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}"]))
     return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunCurves:
-    """A run with its curves."""
-
-    config: RunConfig
-    """The run."""
-    episodes: Episodes
-    """Its training episodes."""
-    evaluations: Sequence[EvaluationPoint]
-    """Its evaluations."""
 
 
 def read(run: RunFolder) -> RunCurves:
@@ -170,92 +142,6 @@ def final_lines(runs: Sequence[RunCurves]) -> list[str]:
             "bootstrap interval over runs"
         )
     return lines
-
-
-def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
-    """Write the picture: per environment and algorithm the interquartile mean over its runs with a bootstrap interval.
-
-    Evaluations of all runs together stand on the curves of success: a line through those that every run has, hollow
-    marks for the others.
-
-    Raises `BadValue` for a file that cannot be written.
-    """
-    from matplotlib.colors import TABLEAU_COLORS
-    from matplotlib.figure import Figure
-
-    # By name: `C0` and `C1` would be whatever another library has made of matplotlib's cycle.
-    colours = dict(zip(ALGORITHMS, TABLEAU_COLORS, strict=False))
-    groups: dict[str, dict[str, list[RunCurves]]] = {}
-    for curves in runs:
-        groups.setdefault(curves.config.env, {}).setdefault(curves.config.algo, []).append(curves)
-    columns = 1 if len(groups) <= _ONE_COLUMN else 2
-    rows = math.ceil(len(groups) / columns)
-    figure = Figure(figsize=(6.4 * columns, 0.6 + 3.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for unused in panels[len(groups) :]:
-        unused.set_axis_off()
-    for axes, (env, by_algo) in zip(panels, groups.items(), strict=False):
-        for algo, members in by_algo.items():
-            _draw_group(axes, members, colours[algo], algo, x_axis=x_axis, y_axis=y_axis, window=window)
-        axes.set(title=env, xlabel=X_LABELS[x_axis], ylabel=Y_LABELS[y_axis])
-        if y_axis == "success":
-            axes.set_ylim(-0.02, 1.02)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    try:
-        with atomic_file(output) as partial:
-            figure.savefig(partial, format=output.suffix.removeprefix(".") or "png")
-    except (OSError, ValueError) as error:
-        reason = os_reason(error) if isinstance(error, OSError) else error
-        raise BadValue(f"cannot write '{output}': {reason}") from error
-
-
-def _draw_group(
-    axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
-) -> None:
-    curves = [
-        (
-            _x_values(run.episodes, x_axis),
-            training_curve(run.episodes, getattr(run.episodes, y_axis), window=window, num_envs=run.config.num_envs),
-        )
-        for run in runs
-    ]
-    longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
-    point_P = np.linspace(0, longest, _POINTS)
-    y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if np.isfinite(y_E).any()]).reshape(
-        -1, _POINTS
-    )
-    # Where every run has episodes.
-    begun_P = np.isfinite(y_RP).all(axis=0)
-    point_P, y_RP = point_P[begun_P], y_RP[:, begun_P]
-    label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
-    evaluated = pooled([run.evaluations for run in runs]) if (x_axis, y_axis) == ("steps", "success") else []
-    # Where both are drawn the evaluations are the result, and training stands behind them.
-    mean_P = interquartile_mean(y_RP) if len(y_RP) else [math.nan] * len(point_P)
-    axes.plot(point_P, mean_P, color=colour, label=f"{label}, training", alpha=0.5 if evaluated else 1.0)
-    if len(y_RP) > 1:
-        low_P, high_P = interquartile_interval([y_RP])
-        axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
-    if evaluated:
-        everyone = sum(1 for run in runs if run.evaluations)
-        shared = [point for point in evaluated if point.runs == everyone]
-        others = [point for point in evaluated if point.runs < everyone]
-        _draw_evaluations(axes, shared, color=colour, fmt="o-", label=f"{label}, evaluated")
-        _draw_evaluations(axes, others, color=colour, fmt="o", mfc="none", label=f"{label}, some of them evaluated")
-
-
-def _draw_evaluations(axes: Any, points: Sequence[EvaluationPoint], **style: Any) -> None:
-    if not points:
-        return
-    mean = np.array([point.rate.mean for point in points])
-    bars = np.abs(np.array([point.rate.interval for point in points]).T - mean)
-    axes.errorbar([point.steps for point in points], mean, yerr=bars, capsize=3, **style)
-
-
-def _x_values(episodes: Episodes, x_axis: str) -> np.ndarray:
-    if x_axis == "steps":
-        return episodes.steps
-    return np.arange(1, len(episodes.steps) + 1) if x_axis == "episodes" else episodes.seconds / 3600
 
 
 if __name__ == "__main__":

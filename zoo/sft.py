@@ -68,8 +68,8 @@ def run(argv: Sequence[str]) -> int:
         check_weighable(folder, settings.weight)
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
+    from zoo.training.run_plan import TrainJob
     from zoo.training.sft_trainer import finetune
-    from zoo.training.trainer import TrainJob
 
     job = TrainJob(
         config=config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from vla_gym.errors import BadValue
@@ -23,8 +24,7 @@ from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
 from zoo.runs.lookup import ResumePoint, find_resume_point
-from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
-from zoo.training.start_warnings import start_warnings
+from zoo.training.run_plan import RunPlan, TrainJob, check_startable, dry_run_text, start_warnings
 
 
 def parser(
@@ -93,7 +93,15 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if point is None:
         fetch_start_weights(config)
-    return _train(args, config, point, argv)
+    from zoo.training.train import set_up
+
+    with ExitStack() as cleanup:
+        run = set_up(_job_of(args, config, point, argv), plan, cleanup).train()
+    if args.push_to_hub and run is not None:
+        from zoo.hub.upload import publish_trained
+
+        print(publish_trained(run, args.push_to_hub), flush=True)
+    return 0
 
 
 def _published_lines(args: argparse.Namespace) -> list[str]:
@@ -133,32 +141,20 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
     return Path("logs") if is_remote(args.resume) else point.run.path.parent.parent
 
 
-def _train(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]) -> int:
-    from zoo.training.films import Films
-    from zoo.training.train import train
-    from zoo.training.trainer import TrainJob
-
-    job = TrainJob(
+def _job_of(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]) -> TrainJob:
+    return TrainJob(
         config=config,
         resume=point,
         log_folder=_log_folder(args, point),
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
         progress=args.progress,
         tracking=tracking_of(args),
-        films=Films(
-            every=args.video_freq,
-            folder=Path(args.video_folder) if args.video_folder else None,
-            evaluation=not args.no_eval_video,
-        ),
+        video_freq=args.video_freq,
+        video_folder=Path(args.video_folder) if args.video_folder else None,
+        evaluation_video=not args.no_eval_video,
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )
-    run = train(job)
-    if args.push_to_hub and run is not None:
-        from zoo.hub.upload import publish_trained
-
-        print(publish_trained(run, args.push_to_hub), flush=True)
-    return 0
 
 
 if __name__ == "__main__":

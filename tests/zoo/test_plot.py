@@ -74,7 +74,8 @@ def test_the_last_evaluations_are_summed_up_over_runs_and_environments(
 def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     from matplotlib.figure import Figure
 
-    from zoo.plot import _draw_group, read
+    from zoo.plot import read
+    from zoo.runs.charts import _draw_group
 
     axes = Figure().subplots()
     runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
@@ -94,7 +95,8 @@ def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
 def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
     from matplotlib.figure import Figure
 
-    from zoo.plot import _draw_group, read
+    from zoo.plot import read
+    from zoo.runs.charts import _draw_group
 
     longer = logs / "ppo" / "Toy-Reach_2"
     monitor = MonitorFile(longer, "Toy-Reach", keep_until=39)
@@ -196,7 +198,7 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
     assert "1 run drawn" in said.out
     first, second = said.err.splitlines()
     assert "Toy-Reach_1/monitor.csv': No such file" in first
-    assert "cannot be read as evaluations" in second
+    assert "evaluations.npz' is damaged" in second
     # One that was named is wanted.
     assert guarded(run, [str(logs / "ppo" / "Toy-Reach_1"), *asked]) == 2
     capsys.readouterr()
@@ -205,7 +207,7 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
 
 
 def test_a_monitor_that_was_cut_off_loses_its_last_line_alone(logs: Path) -> None:
-    from zoo.runs.curves import read_episodes
+    from zoo.runs.monitor import read_episodes
 
     folder = logs / "grpo" / "Toy-Reach_1"
     with (folder / "monitor.csv").open("a", encoding="utf-8") as file:

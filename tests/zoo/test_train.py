@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from zoo.config.batch_plan import benchmark_of
 from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
-from zoo.runs.loggers import JsonLines
 from zoo.training import evaluation as evaluator
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import load_checkpoint
@@ -185,7 +185,7 @@ def test_a_run_tells_tasks_that_its_policy_knows_from_new_ones(
     labels = [f"tasks that {known / 'best'} was trained on", "tasks that are new to it"]
     assert [(group["name"], group["episodes"]) for group in evaluation["groups"]] == [(labels[0], 2), (labels[1], 2)]
     printed = capsys.readouterr().out
-    assert f"{known / 'best'} was trained on 1 of these tasks:" in printed
+    assert "the policy was trained on 1 of the 3 tasks before" in printed
     assert all(f"\n{label}:\n" in printed for label in labels)
     last = printed.splitlines()[-2:]
     assert [line.split()[0] for line in last] == ["video", "report"]
@@ -397,7 +397,7 @@ def test_an_incomplete_checkpoint_is_told_before_anything_starts(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: checkpoint '")
-    assert f"lacks {name}" in said.err
+    assert name in said.err
     assert said.err.count("\n") == 1
 
 
@@ -456,7 +456,7 @@ def test_a_simulator_lost_at_the_start_leaves_no_run_folder(tmp_path: Path, monk
     def fail(*args: Any, **kwargs: Any) -> None:
         raise WorkerFailed("Toy-Reach, task 0, trial 0: no GL library")
 
-    monkeypatch.setattr("vla_gym.vector.vector_env.VLAVectorEnv.reset", fail)
+    monkeypatch.setattr("vla_gym.vector.sb3.SB3VecEnv.reset", fail)
     with pytest.raises(WorkerFailed):
         train(tmp_path, "ppo", "-n 100")
     assert list((tmp_path / "ppo").iterdir()) == []
@@ -527,19 +527,6 @@ def no_reader(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("sys.stdout", Unread(2))
 
 
-def no_room_for_metrics(patch: pytest.MonkeyPatch) -> None:
-    write, rows = JsonLines.write, 0
-
-    def fill(self: JsonLines, *args: Any, **kwargs: Any) -> None:
-        nonlocal rows
-        rows += 1
-        if rows > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, *args, **kwargs)
-
-    patch.setattr(JsonLines, "write", fill)
-
-
 def no_memory(patch: pytest.MonkeyPatch) -> None:
     after_decision = VLAOnPolicyAlgorithm.after_decision
 
@@ -553,11 +540,11 @@ def no_memory(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("break_it", "error"),
-    [(no_reader, BrokenPipeError), (no_room_for_metrics, OSError), (no_memory, RuntimeError)],
+    [(no_reader, None), (no_memory, RuntimeError)],
 )
 def test_a_run_that_fails_keeps_its_last_update(
     break_it: Callable[[pytest.MonkeyPatch], None],
-    error: type[Exception],
+    error: type[Exception] | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -565,7 +552,7 @@ def test_a_run_that_fails_keeps_its_last_update(
     whole = train(tmp_path / "whole", "ppo", flags)
     with monkeypatch.context() as patch:
         break_it(patch)
-        with pytest.raises(error):
+        with pytest.raises(error) if error else nullcontext():
             train(tmp_path, "ppo", flags)
     run = tmp_path / "ppo" / "Toy-Reach_1"
     # Three updates were made: the third's line, or what came after it, was what failed.
@@ -578,8 +565,7 @@ def test_a_run_that_fails_keeps_its_last_update(
 def test_a_run_that_ends_without_a_reader_is_concluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("zoo.training.trainer.Trainer.table", lambda *args: no_reader_now(patch))
-        with pytest.raises(BrokenPipeError):
-            train(tmp_path, "ppo", "-n 100")
+        train(tmp_path, "ppo", "-n 100")
     run = tmp_path / "ppo" / "Toy-Reach_1"
     assert (run / "evaluation.json").is_file()
     assert (run / "report.html").is_file()

@@ -43,11 +43,9 @@ from zoo.algorithms.training_warnings import TrainingWarnings, UpdateHealth, in_
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
 from zoo.config.algorithm_configs import CreditLevel, OnPolicyConfig
 from zoo.demonstrations.lerobot_reader import check_dataset
-from zoo.distributed.agreement import check_same
-from zoo.distributed.fsdp import check_learnable
+from zoo.distributed.fsdp import check_learnable, offloaded_state
 from zoo.distributed.learner import Learner
-from zoo.distributed.optimizer_offload import offloaded_state
-from zoo.distributed.process_group import ProcessGroup, current_process_group
+from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
 from zoo.imitation.loss import DemonstrationsLoss, read_frames
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (

@@ -315,7 +315,7 @@ def has_ended(run: RunFolder) -> bool:
 def _updates(run: RunFolder) -> int:
     """Return the updates in a run's metrics."""
     # Brings torch.
-    from zoo.runs.curves import read_metrics
+    from zoo.runs.loggers import read_metrics
 
     rows = read_metrics(run)
     return int(rows[-1]["step"] or 0) if rows else 0

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
@@ -208,3 +209,25 @@ def sync_weights(learning: nn.Module, acting: nn.Module) -> None:
     for name, parameter in learning.named_parameters():
         if parameter.requires_grad:
             targets[name].copy_(whole(parameter))
+
+
+@contextmanager
+def offloaded_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Context manager that keeps the optimiser's state in main memory and drops gradients (`--offload-idle`).
+
+    Adam keeps two numbers for every trained weight: more than the policy itself where all weights are trained.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    homes = []
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                homes.append((values, name, value.device))
+                values[name] = value.cpu()
+    if homes:
+        torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        for values, name, device in homes:
+            values[name] = values[name].to(device)

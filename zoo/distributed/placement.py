@@ -11,7 +11,6 @@ Roles
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 
 from vla_gym.errors import BadValue, shown, unknown_name
@@ -67,47 +66,37 @@ class Placement:
 
 
 def parse_placement(text: str, size: int) -> Placement:
-    """The placement that `text` describes on `size` processes.
+    """Return the placement that `text` describes on `size` processes.
 
     Raises `UnknownName` for another role, `BadValue` for ranks that do not exist, are missing, idle or overlap badly.
     """
     if text == ALL:
         return _checked(dict.fromkeys(ROLES, tuple(range(size))), text, size)
     processes_named(text)
-    items_of: dict[str, list[str]] = {}
-    role = ""
-    for item in text.split(","):
-        name, equals, ranks = item.partition("=")
-        if equals:
-            role = name.strip()
-            if role not in ROLES:
-                raise unknown_name("role in --placement", role, ROLES)
-            if role in items_of:
-                raise BadValue(f"--placement {text} names {role} twice")
-        elif not role:
-            raise BadValue(f"--placement must be '{ALL}' or like {_EXAMPLE}, got '{text}'")
-        items_of.setdefault(role, []).append(ranks if equals else item)
-    if lacking := [name for name in ROLES if name not in items_of]:
+    ranks: dict[str, tuple[int, ...]] = {}
+    for part in re.split(r",(?=[^,]*=)", text):
+        role, _, items = (piece.strip() for piece in part.partition("="))
+        if items and role not in ROLES:
+            raise unknown_name("role in --placement", role, ROLES)
+        if not items or role in ranks:
+            raise BadValue(f"--placement must be '{ALL}' or give each role once, like {_EXAMPLE}, got '{text}'")
+        ranks[role] = _ranks(items, f"--placement {text}: {role}", size)
+    if lacking := [name for name in ROLES if name not in ranks]:
         raise BadValue(f"--placement {text} lacks {' and '.join(lacking)}. Example: {_EXAMPLE}")
-    ranks_of = {role: _ranks(items, f"--placement {text}: {role}", size) for role, items in items_of.items()}
-    return _checked(ranks_of, text, size)
+    return _checked(ranks, text, size)
 
 
-def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
-    """`["0-2", "5"]` -> (0, 1, 2, 5)."""
-    if items == [ALL]:
+def _ranks(items: str, where: str, size: int) -> tuple[int, ...]:
+    """`"0-2,5"` -> (0, 1, 2, 5)."""
+    if items == ALL:
         return tuple(range(size))
     ranks: list[int] = []
-    for item in items:
-        first, dash, last = item.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise BadValue(f"{where} must be ranks such as 3, 0-3 or {ALL}, got '{item}'")
-        low, high = int(first), int(last or first)
-        if low > high:
-            raise BadValue(f"{where}: {item} goes backwards; write {high}-{low}")
-        ranks += range(low, high + 1)
-    if len(set(ranks)) < len(ranks):
-        raise BadValue(f"{where} names a rank twice")
+    for item in items.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
+        span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        if not span or set(span) & set(ranks):
+            raise BadValue(f"{where} must be ranks such as 3, 0-3 or {ALL}, each once, got '{item}'")
+        ranks += span
     return tuple(sorted(ranks))
 
 
@@ -116,12 +105,10 @@ def processes_named(text: str) -> int:
 
     Raises `BadValue` where no run has so many.
     """
-    largest = 0
-    for number in re.findall(r"\d+", text):
-        if len(number) > 9 or int(number) >= MOST_PROCESSES:
-            raise BadValue(f"--placement names rank {shown(number)}; a run has at most {MOST_PROCESSES} processes")
-        largest = max(largest, int(number))
-    return largest + 1
+    largest = max(re.findall(r"\d+", text), key=lambda number: (len(number), number), default="0")
+    if len(largest) > len(str(MOST_PROCESSES)) or int(largest) >= MOST_PROCESSES:
+        raise BadValue(f"--placement names rank {shown(largest)}; a run has at most {MOST_PROCESSES} processes")
+    return int(largest) + 1
 
 
 def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placement:
@@ -178,18 +165,15 @@ def check_same_kind(placement: Placement, asked: str, former: str) -> None:
 
     They are `asked`, which means `placement`, and the `former` one of the run that goes on.
     """
-    if placement.everywhere != _everywhere(former, placement.size):
+    try:
+        before = parse_placement(former, placement.size)
+    except BadValue:  # of another number of processes
+        before = parse_placement(former, processes_named(former))
+    if placement.everywhere != before.everywhere:
         raise BadValue(
             f"--placement {asked} cannot go on with a run of --placement {former}: only one of them has every role on "
             "every process, where episodes under way are kept. Leave out --placement to go on as the run was made"
         )
-
-
-def _everywhere(text: str, size: int) -> bool:
-    """Whether a placement of `size` processes, or of as many as it names, has every role on every rank."""
-    with suppress(BadValue):
-        return parse_placement(text, size).everywhere
-    return parse_placement(text, processes_named(text)).everywhere
 
 
 def block(place: int, count: int, num_envs: int) -> range:

@@ -1,13 +1,14 @@
-"""The processes of a run and their collective operations on host data.
+"""The processes of a run, their devices, and their collective operations on host data.
 
 `accelerate launch` starts W processes of one command; each is a rank 0 .. W-1. Rank 0 alone prints and writes. Counts,
-flags and episodes go over gloo as plain bytes; gradients go through Accelerate, see `zoo.distributed.learner`. One
+flags and episodes go over gloo as plain bytes; gradients go through Accelerate, see `zoo.distributed.learner`. A single
 process communicates with none.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -22,11 +23,11 @@ import torch.distributed as dist
 from accelerate import PartialState
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
-from torch import Tensor
+from torch import Tensor, nn
 
-from vla_gym.errors import BadValue, LostRank
-from zoo.config.batch_plan import check_division
-from zoo.config.run_config import RunConfig
+from vla_gym import __version__
+from vla_gym.errors import BadValue, LostRank, shown
+from zoo.config.run_config import RunConfig, to_plain
 
 HOST_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for each other: the slowest rollout, a video of rank 0. A rank that ends is noticed at once."""
@@ -288,20 +289,6 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, Any]:
-    """Arguments of `make_vec` for this rank: whole groups, equally many on every rank, one schedule over all.
-
-    Raises `BadValue` when the groups do not divide, naming the nearest numbers that do.
-    """
-    check_division(config.num_envs, num_ranks=process_group.size, num_stages=1, group_size=config.group_size)
-    groups = config.num_envs // config.group_size // process_group.size
-    return {
-        "num_envs": groups * config.group_size,
-        "group_offset": process_group.rank * groups,
-        "num_groups": process_group.size * groups,
-    }
-
-
 def own_block(count: int, process_group: ProcessGroup) -> slice:
     """This rank's block of `count` items (frames, start states); in blocks tasks change seldom.
 
@@ -309,3 +296,62 @@ def own_block(count: int, process_group: ProcessGroup) -> slice:
     """
     rank, size = process_group.rank, process_group.size
     return slice(-(-rank * count // size), -(-(rank + 1) * count // size))
+
+
+# Every rank is started by a command of its own. Gradients are averaged whatever the settings of the others, so a
+# difference would change what is learned and show nowhere.
+
+_OWN_SETTINGS = ("seed", "device", "num_threads", "env_options.num_workers")
+"""Settings that may differ between machines; the seed is rank 0's for all."""
+_COMPARED_NUMBERS = 64
+"""Entries of each frozen weight that are compared."""
+
+
+def check_same_command(config: RunConfig, step: int | None, process_group: ProcessGroup) -> None:
+    """Raise `BadValue` where ranks differ in version, in settings or in the `step` they go on from.
+
+    Every rank must call it.
+    """
+    facts: dict[str, Any] = {"version of vla-zoo": __version__, "checkpoint": step}
+    for name, value in to_plain(config).items():
+        facts |= (
+            {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    check_same({name: value for name, value in facts.items() if name not in _OWN_SETTINGS}, process_group)
+
+
+def check_same_weights(policy: nn.Module | None, process_group: ProcessGroup) -> None:
+    """Raise `BadValue` where ranks have read other frozen weights; None: this rank has no policy.
+
+    Trained weights follow from the seed, or are sent by the rank that learns. Every rank must call it.
+    """
+    hashes = process_group.all_gather_object(None if policy is None else frozen_sample(policy))
+    if len({digest for digest in hashes if digest is not None}) > 1:
+        raise BadValue(
+            "the frozen weights of the policy are not the same on all ranks: give all machines the same files, or a "
+            "revision of the Hub's"
+        )
+
+
+def check_same(facts: Mapping[str, Any], process_group: ProcessGroup) -> None:
+    """Raise `BadValue` unless every rank has the same facts, JSON values. Every rank must call it."""
+    first, *others = process_group.all_gather_object(dict(facts))
+    for rank, other in enumerate(others, start=1):
+        for name in sorted({*first, *other}):
+            if other.get(name) != first.get(name):
+                raise BadValue(
+                    f"{name} is {shown(other.get(name))} on rank {rank}, {shown(first.get(name))} on rank 0: start all "
+                    "processes with the same command, version and files"
+                )
+
+
+def frozen_sample(module: nn.Module) -> str:
+    """Return the SHA-256 of some entries of every frozen weight in bfloat16, which every device keeps."""
+    digest = hashlib.sha256()
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            numbers = parameter.detach().flatten()
+            some = numbers[:: max(1, len(numbers) // _COMPARED_NUMBERS)].to("cpu", torch.bfloat16).contiguous()
+            digest.update(name.encode())
+            digest.update(some.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,13 +1,15 @@
-"""Trained weights broadcast from the rank that trains to ranks that decide, as one flat buffer for each data type.
+"""What ranks with different roles send each other: messages with tensors, and the trained weights.
 
-Only trained parameters travel (the adapter and the value head under LoRA); every rank has read the others from the
-same place. Buffers lie on the GPU and go over NCCL where every rank of the group has one, else on the CPU over gloo.
+A message is a JSON header, which names and describes its tensors, followed by the tensors' own memory; it goes over
+gloo. Weights are broadcast from the rank that trains as one flat buffer for each data type. Only trained parameters
+travel (the adapter and the value head under LoRA); every rank has read the others from the same place. Buffers lie on
+the GPU and go over NCCL where every rank of the group has one, else on the CPU over gloo.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import json
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,56 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zoo.distributed.process_group import lost_ranks
+
+
+class Channel:
+    """Messages between this process and every other one of the run."""
+
+    def __init__(self, group: Any = None) -> None:
+        """`group` is a gloo group of every process."""
+        self._group = group
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+
+    def send(self, rank: int, metadata: Any, payload: Mapping[str, Tensor] | None = None) -> None:
+        """Send a JSON value and tensors on the CPU; returns at once, the tensors are left alone until `wait`."""
+        tensors = {name: tensor.contiguous() for name, tensor in (payload or {}).items()}
+        layout = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+        header = torch.frombuffer(bytearray(json.dumps([metadata, layout]).encode()), dtype=torch.uint8)
+        with lost_ranks():
+            for data in (torch.tensor([len(header)]), header, *filter(Tensor.numel, tensors.values())):
+                self._sending.append((dist.isend(data, rank, group=self._group), data))
+            while self._sending and self._sending[0][0].is_completed():
+                self._sending.popleft()
+
+    def receive(self, rank: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return metadata and payload of a rank's next message; waits for it."""
+        length = int(self._receive(rank, torch.empty(1, dtype=torch.int64)))
+        header = self._receive(rank, torch.empty(length, dtype=torch.uint8))
+        metadata, layout = json.loads(header.numpy().tobytes())
+        empty = {name: torch.empty(shape, dtype=_DTYPES[dtype]) for name, dtype, shape in layout}
+        return metadata, {name: self._receive(rank, tensor) for name, tensor in empty.items()}
+
+    def wait(self) -> None:
+        """Wait until everything sent has arrived."""
+        with lost_ranks():
+            while self._sending:
+                self._sending.popleft()[0].wait()
+
+    def _receive(self, rank: int, tensor: Tensor) -> Tensor:
+        """`tensor`, filled with what the rank sends next."""
+        if tensor.numel():
+            with lost_ranks():
+                dist.recv(tensor, rank, group=self._group)
+        return tensor
+
+
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int32, torch.int64),
+        *(torch.bfloat16, torch.float16, torch.float32, torch.float64),
+    )
+}
 
 
 class WeightSync:
@@ -76,24 +128,3 @@ class WeightSync:
 def trained(module: nn.Module) -> dict[str, Tensor]:
     """The trained parameters, detached, by name."""
     return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def weights_layout(module: nn.Module) -> str:
-    """SHA-256 over names, types and shapes of the trained parameters: what two ranks must agree on to share them."""
-    lines = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in trained(module).items()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes; equal exactly when all of them are."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def debug_sync() -> bool:
-    """Whether `VLA_ZOO_DEBUG_SYNC` has every version of the weights checked by a hash."""
-    return bool(os.environ.get("VLA_ZOO_DEBUG_SYNC"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import platform
 import re
 import shlex
 import subprocess
@@ -17,15 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
 from vla_gym import __version__
 from vla_gym.errors import BadValue, os_reason, shown
-from vla_gym.reading import check_no_pipe, inside
+from vla_gym.system.limits import main_memory, num_cores
 from zoo.config.run_config import RunConfig, from_plain, to_plain
-from zoo.files import quoted, write_text
+from zoo.files import write_text
 from zoo.yaml_text import read_yaml_mapping
 
 ARGS_FILE, CONFIG_FILE, COMMAND_FILE, PROTOCOL_FILE = "args.yml", "config.yml", "command.txt", "protocol.json"
@@ -144,15 +145,8 @@ def describe_run(
         write_yaml(run.path / ARGS_FILE, args)
     write_yaml(run.path / CONFIG_FILE, to_plain(config))
     write_text(run.path / PROTOCOL_FILE, json.dumps(protocol, indent=2) + "\n")
-    with _open_commands(run) as file:
+    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{shlex.join(command)}  # vla-zoo {__version__}{commit_note()}\n")
-
-
-def _open_commands(run: RunFolder) -> TextIO:
-    """Open `command.txt` for appending; raises `BadValue` for a pipe and for a link to a file elsewhere."""
-    path = inside(run.path, COMMAND_FILE, run.path)
-    check_no_pipe(path)
-    return path.open("a", encoding="utf-8")
 
 
 @contextmanager
@@ -160,11 +154,11 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[bool]:
     """Context manager in which this process alone trains in the run; `BadValue` (`instead` at its end) if another does.
 
     Yields whether the file system has locks; where it has none, others may train in the run. The lock is the system's,
-    on `command.txt`, which stays: it ends with the process and is not copied with the run.
+    on `command.txt`: it ends with the process and is not copied with the run.
     """
-    # For appending: network file systems lock only what is open for writing.
     has_locks = True
-    with _open_commands(run) as file:
+    # For appending: network file systems lock only what is open for writing.
+    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -177,50 +171,6 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[bool]:
 def longer(n_timesteps: int, done: int) -> int:
     """Return the -n to advise for training on: twice the steps asked for, or done where those are more."""
     return 2 * max(n_timesteps, done)
-
-
-_MOST_ADVISED = 1000
-"""Start states that an evaluation of all is advised for."""
-
-
-def closing_lines(
-    run_path: Path,
-    video: Path | None,
-    *,
-    filmed: str,
-    events: Path,
-    n_timesteps: int,
-    done: int,
-    num_starts: int,
-    evaluated: int = 0,
-    report: Path | None = None,
-) -> str:
-    """Return a finished run's next commands, with the folder of TensorBoard's `events`, then what there is to look at.
-
-    `filmed` says what `video` shows, `evaluated` how many of the `num_starts` start states the last evaluation saw;
-    `report` is the run's page, None where it could not be written.
-    """
-    run = quoted(run_path)
-    if evaluated >= num_starts:
-        look = f"  python -m zoo.enjoy -i {run}   (watch it)"
-    elif num_starts > _MOST_ADVISED:
-        look = (
-            f"  python -m zoo.evaluate -i {run} -P --eval-episodes {_MOST_ADVISED}   (of {num_starts:,} start states)"
-        )
-    else:
-        look = f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
-    lines = [
-        f"run folder  {run_path}",
-        "next:",
-        look,
-        f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
-        f"  tensorboard --logdir {quoted(events)}   (curves)",
-    ]
-    if video is not None:
-        lines.append(f"video       {video}   ({filmed})")
-    if report is not None:
-        lines.append(f"report      {report}   (open it in a browser)")
-    return "\n".join(lines)
 
 
 def holds_policy(folder: Path) -> bool:
@@ -248,3 +198,13 @@ def commit_note(package: Path = Path(__file__).parents[1]) -> str:
 def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     """Write a YAML mapping, whole or not at all."""
     write_text(path, yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def describe_machine(accelerator: str | None = None) -> str:
+    """Return cores, processor, main memory and the `accelerator`'s name: "2 cores of AMD EPYC 9B14, 23.5 GiB"."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    parts = [f"{num_cores()} cores of {processor}", f"{main_memory() / 2**30:.1f} GiB"]
+    return ", ".join([*parts, accelerator] if accelerator else parts)

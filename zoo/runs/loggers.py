@@ -1,4 +1,4 @@
-"""Outputs of a run's logger: a table on the screen with success first, `metrics.jsonl`, TensorBoard.
+"""Outputs of a run's logger: a table on the screen with success first, `metrics.jsonl`, TensorBoard, trackers.
 
 Each is a `KVWriter` of Stable-Baselines3's logger, so callbacks and algorithms only ever `record`.
 """
@@ -8,17 +8,24 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.logger import KVWriter, Logger, SeqWriter, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
-from zoo.files import write_text
-from zoo.runs.curves import read_rows
-from zoo.runs.folder import METRICS_FILE
+from vla_gym.errors import BadValue, shown
+from vla_gym.reading import parse_json, read_text
+from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.settings import LARGEST_COUNT
+from zoo.config.tracking import SERVICES, Tracking
+from zoo.files import damaged, write_text
+from zoo.runs.folder import METRICS_FILE, TRACKER_ID_FILE, RunFolder
 
 _logger = logging.getLogger(__name__)
 
@@ -46,21 +53,6 @@ COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 """Algorithm -> heading, key and format of each column of the screen's table."""
 _WIDTH = 9
 _ROWS_PER_HEADING = 20
-
-
-class RunLogger(Logger):
-    """A run's logger; `on_error` takes the error of a file that cannot be written, in the midst of an update."""
-
-    def __init__(self, folder: Path, writers: list[KVWriter], *, on_error: Callable[[OSError], None]) -> None:
-        super().__init__(folder=str(folder), output_formats=writers)
-        self._on_error = on_error
-
-    def dump(self, step: int = 0) -> None:
-        """Write what was recorded."""
-        try:
-            super().dump(step)
-        except OSError as error:
-            self._on_error(error)
 
 
 class ScreenTable(KVWriter, SeqWriter):
@@ -94,7 +86,8 @@ class JsonLines(KVWriter):
     def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
         """Open for appending; with `keep_until`, lines past that many simulator steps are dropped first."""
         path = folder / METRICS_FILE
-        kept = _lines_until(path, keep_until) if keep_until is not None and path.is_file() else []
+        rows = read_rows(path) if keep_until is not None and path.is_file() else []
+        kept = [line for line, row in rows if row["step"] <= (keep_until or 0)]
         write_text(path, "".join(line + "\n" for line in kept))
         # Line buffering: a run that is killed keeps every line.
         self._file = path.open("a", buffering=1, encoding="utf-8")
@@ -131,11 +124,113 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
     return numbers
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    return [line for line, row in read_rows(path) if row["step"] <= step]
-
-
 def _cell(value: Any, form: str) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return format(float(value), form)
+
+
+def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
+    """Return the lines of `metrics.jsonl`, one per update, None for what was not a number; empty without the file.
+
+    Raises `BadValue` for a damaged file.
+    """
+    path = run.path / METRICS_FILE
+    rows: list[Mapping[str, Any]] = [row for _, row in read_rows(path)] if path.is_file() else []
+    for name, value in (item for row in rows for item in row.items()):
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise damaged(path, f"its '{name}' must be a number or null, got {shown(value)}")
+    return rows
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return every line of a `metrics.jsonl`, as text and as its values; raises `BadValue` for another file."""
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line, f"{path}, line {number}")
+        except BadValue as error:
+            if number == len(lines):
+                break  # a kill can leave half a line at the end
+            raise damaged(path, error) from error
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(step, int) or not 0 <= step <= LARGEST_COUNT:
+            raise damaged(path, f"line {number} does not say its step, in 0 .. {LARGEST_COUNT}")
+        rows.append((line, row))
+    return rows
+
+
+# Experiment trackers, through Accelerate's classes ---------------------------------------------------
+
+
+class TrackerWriter(KVWriter):
+    """Hands every dump of the logger to a tracker; the first failure is logged, and ends only the tracking."""
+
+    def __init__(self, tracker: Any) -> None:
+        self._tracker: Any | None = tracker
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Log the numbers of one update at its simulator step."""
+        numbers = {key: value for key, value in plain_numbers(key_values).items() if value is not None}
+        self._guarded(lambda tracker: tracker.log(numbers, step=step))
+
+    def close(self) -> None:
+        """Finish the tracker's run."""
+        self._guarded(lambda tracker: tracker.finish())
+        self._tracker = None
+
+    def _guarded(self, call: Callable[[Any], None]) -> None:
+        if self._tracker is None:
+            return
+        try:
+            call(self._tracker)
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+            said = " ".join(str(error).split())
+            _logger.warning("warning: %s is given up, the run goes on: %s", self._tracker.name, said)
+            self._tracker = None
+
+
+def start_trackers(tracking: Tracking, run: RunFolder, config: RunConfig) -> list[KVWriter]:
+    """Begin (or, for a run folder that goes on, resume) the run at each tracker; local files lie in the run folder.
+
+    Raises `BadValue` when one refuses, for instance without a login; those before it are finished.
+    """
+    with ExitStack() as started:
+        writers: list[KVWriter] = []
+        for name in tracking.trackers:
+            writers.append(_start(name, tracking, run, config))
+            started.callback(writers[-1].close)
+        started.pop_all()
+    return writers
+
+
+def _start(name: str, tracking: Tracking, run: RunFolder, config: RunConfig) -> TrackerWriter:
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    PartialState()  # its trackers ask it which process they are in
+    # Drawn once: 21 lower-case letters and digits, as all trackers take.
+    file = run.path / TRACKER_ID_FILE
+    if not file.is_file():
+        file.write_text(uuid.uuid4().hex[:21], encoding="utf-8")
+    run_id = file.read_text(encoding="utf-8")
+    title = f"{config.algo}/{run.path.name}"
+    own: Mapping[str, Mapping[str, Any]] = {
+        "wandb": {"dir": str(run.path), "name": title, "id": run_id},
+        "swanlab": {"logdir": str(run.path / "swanlab"), "experiment_name": title, "id": run_id},
+        # It knows a run by its name alone.
+        "trackio": {"name": f"{title}-{run_id[:6]}"},
+    }
+    arguments = {**own[name], "resume": "allow", **tracking.keywords(name)}
+    tracker = LOGGER_TYPE_TO_CLASS[name](tracking.project_of(name), **arguments)
+    try:
+        tracker.start()
+        tracker.store_init_configuration(to_plain(config))
+    except Exception as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise BadValue(
+            f"--track {name}: it does not start: {said}. Log in ({name} login), {SERVICES[name].offline}, "
+            f"or leave {name} out of --track"
+        ) from error
+    return TrackerWriter(tracker)

@@ -1,8 +1,8 @@
-"""`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
+"""`monitor.csv` and `evaluations.npz`, written and read, in the formats of SB3's `Monitor` and `EvalCallback`.
 
 rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`, by which a resumed
 run knows the rows that it keeps. Its seconds `t` go on from the last of these rows: the time between a stop and the
-resume does not count.
+resume does not count. Shape letter E: episodes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -22,11 +23,30 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
 from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.statistics import Rate, rate_of_rounds
 from zoo.files import atomic_file, content_of, damaged, write_text
-from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
+from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, MONITOR_FILE, RunFolder
 
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
 _ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """The finished training episodes of one run, in the order they ended; one entry each, `[E]`."""
+
+    steps: np.ndarray
+    """Simulator steps of the whole run when it ended, int64."""
+    seconds: np.ndarray
+    """Seconds since the run began, without those between a stop and its resume, float64."""
+    success: np.ndarray
+    """Solved at any step, 0 or 1, float64."""
+    reward: np.ndarray
+    """Sum of rewards, float64."""
+    length: np.ndarray
+    """Simulator steps of the episode, float64."""
+    task_id: np.ndarray
+    """Index into the benchmark's tasks, int64."""
 
 
 class MonitorFile:
@@ -70,38 +90,86 @@ def _read(path: Path) -> tuple[float, list[list[str]]]:
     try:
         head, *table = monitor_lines(path)
         began = float(parse_json(head.lstrip("#"), path)["t_start"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:  # BadValue is a ValueError
         raise damaged(path, f"its first line must say when the run began ({error})") from error
     return began, [row for row in csv.reader(table) if row and row[-1].isdecimal()]
 
 
 def monitor_lines(path: Path) -> list[str]:
-    """All lines of a `monitor.csv` but one cut short by a kill at the end; raises `BadValue` for what is no text."""
+    """Return the lines of a `monitor.csv`, without one cut short by a kill at the end."""
     text = read_text(path)
-    return text[: text.rfind("\n") + 1].splitlines()
+    return text[: text.rfind("\n") + 1].splitlines() or [""]
+
+
+def read_episodes(run: RunFolder) -> Episodes:
+    """Read `monitor.csv`; raises `BadValue` when it is missing, damaged or not of this project."""
+    path = run.path / MONITOR_FILE
+    rows = list(csv.DictReader(monitor_lines(path)[1:]))
+
+    def column(name: str, kind: type[np.generic], high: float = LARGEST_COUNT, *, signed: bool = False) -> np.ndarray:
+        try:
+            value_E = np.array([float(row[name]) for row in rows])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadValue(f"'{path}' has no column '{name}' of numbers in every row") from error
+        if not (np.isfinite(value_E) & (value_E <= high) & (signed | (value_E >= 0))).all():
+            raise damaged(path, f"its '{name}' must be in {'' if signed else '0 '}.. {high:g}")
+        return value_E.astype(kind)
+
+    return Episodes(
+        steps=column("num_timesteps", np.int64),
+        seconds=column("t", np.float64, np.inf, signed=True),
+        success=column("is_success", np.float64, 1),
+        reward=column("r", np.float64, np.inf, signed=True),
+        length=column("l", np.float64),
+        task_id=column("task_id", np.int64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPoint:
+    """One evaluation during training."""
+
+    steps: int
+    """Simulator steps of the run."""
+    rate: Rate
+    """Successes of its episodes."""
+    runs: int = 1
+    """Runs whose episodes they are."""
+
+
+def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
+    """Read `evaluations.npz`; empty when the run was never evaluated, `BadValue` when the file is broken."""
+    path = run.path / EVALUATIONS_FILE
+    if not path.is_file():
+        return []
+    arrays = read_evaluation_arrays(path)
+    rounds = run.config().evaluation.rounds if (run.path / CONFIG_FILE).is_file() else 1
+    with content_of(path):
+        return [
+            EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
+            for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
+        ]
 
 
 def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an `EvaluationFile`; raises `BadValue` where they cannot be read."""
     check_no_pipe(path)
     try:
-        with path.open("rb") as opened:
+        with content_of(path), path.open("rb") as opened:
+            # A downloaded file may unpack to any size.
             size = sum(member.file_size for member in ZipFile(opened).infolist())
-        if size > MOST_BYTES:
-            raise damaged(path, f"it unpacks to {size} bytes, at most {MOST_BYTES} are read")
-        with path.open("rb") as opened, np.load(opened) as file:
-            arrays = {name: file[name] for name in _ARRAYS}
-    except BadValue:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, RuntimeError, BadZipFile) as error:
-        raise damaged(path, f"it cannot be read as evaluations, arrays {', '.join(_ARRAYS)}") from error
-    if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
-        raise damaged(path, "its arrays are of different numbers of evaluations")
-    wide = [arrays[name] for name in _ARRAYS if name != "timesteps"]
+            if size > MOST_BYTES:
+                raise damaged(path, f"it unpacks to {size} bytes, at most {MOST_BYTES} are read")
+            opened.seek(0)
+            with np.load(opened) as file:
+                arrays = {name: file[name] for name in _ARRAYS}
+    except (EOFError, BadZipFile) as error:
+        raise damaged(path, error) from error
     if (
-        arrays["timesteps"].ndim != 1
-        or any(array.ndim != 2 or not array.shape[1] for array in wide)
+        len({array.shape[:1] for array in arrays.values()}) > 1
+        or [array.ndim for array in arrays.values()] != [1, 2, 2, 2]
         or any(array.dtype.kind not in "biuf" for array in arrays.values())
+        or not arrays["successes"].shape[1]
     ):
         raise damaged(path, "its arrays must be numbers, [evaluations] and [evaluations, episodes]")
     for name, high in (("timesteps", LARGEST_COUNT), ("successes", 1)):
@@ -134,15 +202,6 @@ class EvaluationFile:
     def timesteps(self) -> list[int]:
         """Simulator steps of each evaluation."""
         return [int(steps) for steps in self._rows["timesteps"]]
-
-    def add_episodes(self, num_timesteps: int, episodes: Sequence[EpisodeRecord]) -> None:
-        """Append one evaluation, as `add`."""
-        self.add(
-            num_timesteps,
-            [episode.total_reward for episode in episodes],
-            [episode.length for episode in episodes],
-            [episode.success_once for episode in episodes],
-        )
 
     def add(
         self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]

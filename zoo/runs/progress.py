@@ -19,19 +19,19 @@ class Screen(logging.Handler):
 
     bar: tqdm[None] | None = None
     """The bar that is shown; one screen shows one at most."""
-    on_error: ClassVar[Callable[[OSError], None] | None] = None
-    """Takes the error of a record that cannot be printed; None leaves it to the caller, as `print` does."""
+    on_error: ClassVar[Callable[[], None] | None] = None
+    """Called where a record cannot be printed (the terminal is gone); None raises the `OSError`, as `print` does."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record; raises `OSError` where nobody reads the output any more, see `errors_to`."""
+        """Print the record."""
         try:
             with nullcontext() if self.bar is None else self.bar.external_write_mode(file=self.bar.fp):
                 sys.stdout.write(f"{self.format(record)}\n")
                 sys.stdout.flush()
-        except OSError as error:
+        except OSError:
             if Screen.on_error is None:
                 raise
-            Screen.on_error(error)
+            Screen.on_error()
 
 
 def log_to_screen() -> None:
@@ -41,16 +41,6 @@ def log_to_screen() -> None:
     LOGGER.setLevel(logging.INFO)
     # Other libraries' handlers of the root logger would print every line twice.
     LOGGER.propagate = False
-
-
-@contextmanager
-def errors_to(act: Callable[[OSError], None]) -> Iterator[None]:
-    """Context manager in which a line that cannot be printed is no error of the code that logs it: `act` takes it."""
-    Screen.on_error = act
-    try:
-        yield
-    finally:
-        Screen.on_error = None
 
 
 @contextmanager

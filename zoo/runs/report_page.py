@@ -19,9 +19,10 @@ from zoo.config.hyperparams import packaged_entry
 from zoo.config.settings import yaml_line
 from zoo.evaluation.statistics import Rate
 from zoo.files import content_of, damaged, read_json, write_text
-from zoo.runs.curves import Episodes, EvaluationPoint, read_episodes, read_evaluations, read_metrics
+from zoo.runs.charts import CHARTS, SFT_CHARTS, metric_charts, success_chart, task_chart
 from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
-from zoo.runs.report_charts import CHARTS, SFT_CHARTS, health_charts, success_chart, task_chart
+from zoo.runs.loggers import read_metrics
+from zoo.runs.monitor import Episodes, EvaluationPoint, read_episodes, read_evaluations
 
 _logger = logging.getLogger(__name__)
 _MOST_VIDEO = 16 * 2**20
@@ -54,7 +55,7 @@ def run_page(run: RunFolder) -> str:
         success_chart=success_chart(points, episodes, num_envs=config.num_envs, unit=unit),
         task_chart=task_chart(episodes, tasks) if episodes else None,
         video=_video(run),
-        charts=health_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
+        charts=metric_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
         duration=duration(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics)),
         machine="; ".join(str(protocol[name]) for name in ("machine", "launch") if protocol.get(name)),

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
-from vla_gym.errors import BadValue
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluated_line, evaluation_metrics
@@ -28,7 +27,7 @@ from zoo.evaluation.statistics import overall_rate
 from zoo.files import remove_folder
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
-from zoo.runs.progress import Progress
+from zoo.runs.progress import Progress, Screen
 from zoo.training.checkpoint import best_success, save_best, save_checkpoint
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +70,6 @@ class CheckpointCallback(BaseCallback):
         self._write = save
         self._last_step = 0
         self._saved: Path | None = None
-        self._had_folder = run.is_dir()
         self.stopping = False
         """Whether this rank was asked to stop."""
         self.stopped = False
@@ -85,11 +83,6 @@ class CheckpointCallback(BaseCallback):
         """Write a checkpoint of the last update boundary unless this callback wrote it; every rank must call it."""
         folder = self._run.checkpoint(self.model.train_state.num_timesteps)
         self._last_step = self.model.train_state.num_timesteps
-        if self.model.process_group.is_first and self._had_folder and not self._run.path.is_dir():
-            raise BadValue(
-                f"'{self._run.path}' was removed or moved while the run trained; what it had saved can only be gone on "
-                "with where it is now"
-            )
         if folder == self._saved:
             return
         self._saved = self._write(self.model, self._run.checkpoints)
@@ -203,7 +196,12 @@ class EvaluationCallback(BaseCallback):
             if kept:
                 self._on_best(episodes)
             # After the policy: what this file has is not evaluated again.
-            self._file.add_episodes(now, episodes)
+            self._file.add(
+                now,
+                [episode.total_reward for episode in episodes],
+                [episode.length for episode in episodes],
+                [episode.success_once for episode in episodes],
+            )
         for name, value in evaluation_metrics(episodes).items():
             self.logger.record(name, value)
         self.logger.dump(now)
@@ -234,41 +232,42 @@ class MonitorCallback(BaseCallback):
 
 
 _SAME_CTRL_C_SECONDS = 3.0
+"""Launchers pass a terminal's Ctrl-C on: within this time a second one is the same."""
 
 
 class StopSignals:
     """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), when the terminal
-    is gone (SIGHUP, unless it is ignored), and on Ctrl-C.
-
-    A second Ctrl-C, some seconds later (launchers pass the first one on), interrupts whatever happens. The former
-    handlers come back after.
+    is gone (SIGHUP, unless it is ignored, or a line that cannot be printed), and on Ctrl-C. A second Ctrl-C interrupts
+    whatever happens.
     """
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
-        self._signals = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
-            self._signals.append(signal.SIGHUP)
         self._former: dict[int, Any] = {}
         self._first_ctrl_c = 0.0
         self.by_ctrl_c = False
         """Whether it was Ctrl-C."""
 
     def __enter__(self) -> Self:
-        self._former = {number: signal.signal(number, self._handle) for number in self._signals}
+        signals = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+            signals.append(signal.SIGHUP)
+        self._former = {number: signal.signal(number, self._handle) for number in signals}
+        Screen.on_error = self._act
         return self
 
     def __exit__(self, *error: object) -> None:
+        Screen.on_error = None
         for number, handler in self._former.items():
             signal.signal(number, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if signum == signal.SIGINT:
-            if self.by_ctrl_c and now - self._first_ctrl_c > _SAME_CTRL_C_SECONDS:
+            now = time.monotonic()
+            if not self.by_ctrl_c:
+                self._first_ctrl_c, self.by_ctrl_c = now, True
+            elif now - self._first_ctrl_c > _SAME_CTRL_C_SECONDS:
                 raise KeyboardInterrupt
-            self._first_ctrl_c = self._first_ctrl_c if self.by_ctrl_c else now
-            self.by_ctrl_c = True
         self._act()
 
 

@@ -1,7 +1,7 @@
 """Checkpoints from which a run goes on as if it had never stopped: bit for bit, on a CPU.
 
     <run>/checkpoints/step_<n>/
-        config.json, model.safetensors   the policy, as `from_pretrained` reads it (weights only for others)
+        config.json, model.safetensors   the policy, as `from_pretrained` reads it
         optimizer.safetensors            tensors of the optimiser's state
         rollout.safetensors              last observation
         reference.safetensors            with kl_reference: copy, the policy before its first update
@@ -16,7 +16,7 @@ goes back to that rollout's start, whose weights are still the present ones. It 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import size_of
-from vla_policies.checkpoint_io.folder import WEIGHTS_FILE
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, Manifest, check_manifest, extend_manifest, read_manifest
 from vla_policies.checkpoint_io.weights import check_finite
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.train_state import Counters, TrainState
-from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FORMAT_VERSION = 1
 _STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng")
@@ -53,44 +53,33 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
     """Write `checkpoints/step_<n>` for the last update boundary; return it. Every rank must call it; rank 0 writes.
 
     What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
-    `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that a checkpoint does
-    not keep (`VecNormalize`).
+    `BadValue` when the algorithm has no boundary yet, or is inside an update.
     """
     state = algorithm.train_state
     if state is None:
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
-    if algorithm.get_vec_normalize_env() is not None:
-        raise BadValue("checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`")
-
-    whole = state.gather(algorithm.process_group)
+    run = state.gather(algorithm.process_group)
     facts: dict[str, Any] = {}
-    if whole is not None:
+    if run is not None:
         facts = {
-            "counters": whole.counters.to_json(),
-            "episodes": whole.episodes,
-            "successes": whole.successes,
-            "param_groups": optimizer_groups(algorithm.policy.optimizer),
-            "env": whole.env,
-            "rng": whole.rng,
+            "counters": run.counters.to_json(),
+            "episodes": run.episodes,
+            "successes": run.successes,
+            "env": run.env,
+            "rng": run.rng,
             **({} if algorithm.demonstrations is None else {"demonstrations": algorithm.demonstrations.digests[0]}),
+            **({} if run.starts is None else {"starts": run.starts}),
         }
-        if whole.starts is not None:
-            facts["starts"] = whole.starts
 
     def add_files(folder: Path) -> None:
-        assert whole is not None
-        arrays = {key: np.ascontiguousarray(array) for key, array in whole.arrays.items()}
-        save_arrays(arrays, folder / ROLLOUT_FILE)
+        assert run is not None
+        save_arrays({key: np.ascontiguousarray(array) for key, array in run.arrays.items()}, folder / ROLLOUT_FILE)
         if algorithm.config.kl_coef:
             algorithm.reference.save(folder)
 
+    folder = checkpoints / f"step_{state.num_timesteps}"
     return write_checkpoint(
-        checkpoints / f"step_{state.num_timesteps}",
-        algorithm.policy,
-        algorithm.process_group,
-        type(algorithm).__name__,
-        facts,
-        add_files,
+        folder, algorithm.policy, algorithm.process_group, type(algorithm).__name__, facts, add_files
     )
 
 
@@ -110,10 +99,11 @@ def write_checkpoint(
     moments = optimizer_tensors(policy, keep=process_group.is_first)
 
     def write(folder: Path) -> None:
-        save_policy(policy, folder)
+        policy.save_trained(folder)
         save_file(moments, folder / OPTIMIZER_FILE)
         add_files(folder)
-        state = {"format_version": FORMAT_VERSION, "algorithm": algorithm, **facts}
+        groups = policy.optimizer.state_dict()["param_groups"]
+        state = {"format_version": FORMAT_VERSION, "algorithm": algorithm, **facts, "param_groups": groups}
         (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
         extend_manifest(folder, sorted(file.name for file in folder.iterdir() if file.name != MANIFEST_FILE))
 
@@ -124,21 +114,11 @@ def write_checkpoint(
     return folder
 
 
-def save_policy(policy: Any, folder: Path) -> None:
-    """Save the policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
-    if hasattr(policy, "save_trained"):
-        policy.save_trained(folder)
-        return
-    # Plain policies may register one module under several names; safetensors wants memory of its own for each.
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS_FILE)
-
-
 def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) -> None:
     """Replace `folder` (a run's `best/`) by this policy, with its score beside it."""
 
     def write(target: Path) -> None:
-        save_policy(policy, target)
+        policy.save_trained(target)
         score = {"success": success, "num_timesteps": num_timesteps}
         (target / SCORE_FILE).write_text(json.dumps(score) + "\n", encoding="utf-8")
 
@@ -146,7 +126,7 @@ def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) 
 
 
 def best_success(folder: Path, *, keep_until: int | None = None) -> float | None:
-    """Success of the policy in a run's `best/`; None when there is none yet.
+    """Return the success of the policy in a run's `best/`; None when there is none yet.
 
     With `keep_until`, a policy of more simulator steps is removed first: the run goes on from before it.
     """
@@ -154,10 +134,8 @@ def best_success(folder: Path, *, keep_until: int | None = None) -> float | None
     if not path.is_file():
         return None
     score = read_json(path)
-    try:
+    with content_of(path):
         success, num_timesteps = float(score["success"]), int(score["num_timesteps"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise damaged(path, "it must hold success and num_timesteps as numbers") from error
     if keep_until is None or num_timesteps <= keep_until:
         return success
     remove_folder(folder)
@@ -188,7 +166,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     num_envs = algorithm.n_envs * algorithm.process_group.size
     own = slice(algorithm.first_env, algorithm.first_env + algorithm.n_envs)
     with content_of(folder / STATE_FILE):
-        whole = TrainState(
+        run = TrainState(
             counters=Counters.from_json(saved["counters"]),
             episodes=tuple({name: float(value) for name, value in one.items()} for one in saved["episodes"]),
             successes=tuple(float(success) for success in saved["successes"]),
@@ -197,32 +175,20 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
             arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
             starts=saved.get("starts"),
         )
-        scattered = whole.scatter(own, num_envs)
-        _check_arrays(whole.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
+        scattered = run.scatter(own, num_envs)
+        _check_arrays(run.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
         algorithm.restore_state(scattered)
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], space: Any, num_envs: int, path: Path) -> None:
     """Raise `BadValue` unless the arrays are observations in `space`, and starts of episodes, of so many
     environments."""
-    spaces = {f"obs/{key}": part for key, part in space.spaces.items()} if hasattr(space, "spaces") else {"obs": space}
-    wanted = {name: (num_envs, *part.shape) for name, part in spaces.items()} | {"episode_starts": (num_envs,)}
-    got = {name: array.shape for name, array in arrays.items()}
-    for name in sorted({*wanted, *got}):
-        if got.get(name) != wanted.get(name):
-            raise damaged(path, f"'{name}' has shape {got.get(name)}, this run's has {wanted.get(name)}")
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise damaged(path, f"'{name}' holds numbers that are not finite")
-
-
-def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
-    """Restore `optimizer` from a checkpoint's `OPTIMIZER_FILE`; `state`: of `read_state`."""
-    path = folder / OPTIMIZER_FILE
-    with content_of(path):
-        tensors = _load_tensors(path, load_file)
-        check_finite(path, tensors)
-        load_optimizer(optimizer, tensors, state["param_groups"], path)
+    wanted = {f"obs/{key}": (num_envs, *part.shape) for key, part in space.spaces.items()}
+    wanted["episode_starts"] = (num_envs,)
+    if (got := {name: array.shape for name, array in arrays.items()}) != wanted:
+        raise damaged(path, f"it holds {shown(got)}, this run's is {shown(wanted)}")
+    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays.values()):
+        raise damaged(path, "it holds numbers that are not finite")
 
 
 def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
@@ -256,3 +222,71 @@ def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
         return load(path)
     except (OSError, SafetensorError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+
+
+# The optimiser's state ------------------------------------------------------------------------------
+
+
+def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
+    """Return the state of `policy.optimizer` as `<parameter>.<name>` -> whole tensor on the CPU.
+
+    With the float32 masters of a policy that acts in less. Every rank must call it; one that does not `keep` it gets
+    nothing.
+    """
+    optimizer = policy.optimizer
+    tensors: dict[str, Tensor] = {}
+
+    def add(key: str, value: Tensor) -> None:
+        value = whole(value.detach())
+        if keep:
+            tensors[key] = value.cpu().clone()
+
+    if has_low_precision_parameters(policy):
+        for index, parameter in enumerate(optimizer_parameters(optimizer)):
+            add(f"{index}.{MASTER}", parameter.float())
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                raise BadValue(f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is no tensor")
+            add(f"{index}.{name}", value)
+    return tensors
+
+
+def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
+    """Restore `optimizer` from a checkpoint's `OPTIMIZER_FILE`; `state`: of `read_state`."""
+    path = folder / OPTIMIZER_FILE
+    with content_of(path):
+        tensors = _load_tensors(path, load_file)
+        check_finite(path, tensors)
+        load_optimizer(optimizer, tensors, state["param_groups"], path)
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], groups: Sequence[dict[str, Any]], where: Path
+) -> None:
+    """Restore `optimizer_tensors` and parameter groups; raises `BadValue` for another optimiser's.
+
+    State that is yet to be cut over ranks stays on the CPU: whole, a GPU might not hold it.
+    """
+    present = optimizer.state_dict()["param_groups"]
+    sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
+    if sizes != wanted:
+        raise BadValue(f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
+    parameters = optimizer_parameters(optimizer)
+    # Without the moments: torch would give them the device and precision of the weights.
+    optimizer.load_state_dict({"state": {}, "param_groups": list(groups)})
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        parameter = parameters[int(number)]
+        if tensor.ndim and tensor.shape != parameter.shape:
+            raise BadValue(
+                f"'{where}' has '{key}' of shape {tuple(tensor.shape)}, its parameter has {tuple(parameter.shape)}"
+            )
+        if name == MASTER and parameter.dtype.itemsize >= 4:
+            parameter.data.copy_(tensor)
+            continue
+        # A low-precision weight's master is for `zoo.distributed.fsdp.shard` to take. A count of steps stays as it is.
+        if tensor.ndim and name != MASTER:
+            home = torch.device("cpu") if will_shard() else parameter.device
+            tensor = (tensor if tensor.dtype.itemsize >= 4 else tensor.float()).to(home)
+        optimizer.state[parameter][name] = tensor

@@ -55,7 +55,7 @@ class Evaluator:
         process_group: ProcessGroup,
         *,
         envs: VLAVectorEnv | None = None,
-        filmed_episodes: int,
+        recorded_episodes: int,
         keeps_simulators: bool = True,
     ) -> None:
         """`policy` returns the policy with its present weights; `stopping` is whether this rank is asked to stop.
@@ -72,7 +72,7 @@ class Evaluator:
         self._instructions = [tasks[start.task_id].instruction for start, _ in played]
         self._envs = envs
         self._owned_envs: VLAVectorEnv | None = None
-        self._filmed_episodes = filmed_episodes
+        self._recorded_episodes = recorded_episodes
         self._keeps_simulators = keeps_simulators
         self._stop_flag, self._asked_at = "", 0.0
         self.protocol: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class Evaluator:
             self._envs = self._owned_envs = None
 
     def _new_video(self) -> EvaluationVideo:
-        return EvaluationVideo(self._instructions, max_episodes=self._filmed_episodes)
+        return EvaluationVideo(self._instructions, max_episodes=self._recorded_episodes)
 
     def _evaluate_own(self, policy: Any) -> list[EpisodeRecord]:
         """This rank's start states; raises `Stopped` where this or another rank is asked to stop."""

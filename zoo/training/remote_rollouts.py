@@ -1,27 +1,118 @@
-"""`RemoteRollouts`: the actor side of a split placement.
+"""Rollouts of a split placement: ranks that decide collect them (`RolloutWorker`), ranks that learn receive them
+(`RemoteRollouts`).
 
-It requests rollouts, with the weights to collect them, and writes the shards it receives to this rank's buffer.
+The first actor rank requests rollouts and sends the weights to collect them; each actor rank gets its shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
-from zoo.distributed.weight_sync import WeightSync, debug_sync, trained, weights_hash, weights_layout
+from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
 from zoo.rollout.types import Observation, OnStep, RolloutStart
-from zoo.training.rollout_worker import RolloutWorker
+
+
+class RolloutWorker:
+    """Collects rollouts with `model`'s policy in its environments, this rank's share of `num_envs`."""
+
+    def __init__(
+        self,
+        model: VLAOnPolicyAlgorithm,
+        placement: Placement,
+        rank: int,
+        channel: Channel,
+        num_envs: int,
+        *,
+        weights: WeightSync | None,
+    ) -> None:
+        """`weights`: brings those of the first actor rank, where this rank does not learn."""
+        self.policy = model.policy
+        self.collector = model.collector()
+        self.version = -1
+        """Updates that the present weights have gone through; -1 before the first request."""
+        self._placement = placement
+        self._rank = rank
+        self._channel = channel
+        self._weights = weights
+        self._num_envs = num_envs
+        self.held = block(placement.rollout.index(rank), len(placement.rollout), num_envs)
+        """Indices among all `num_envs` of the sub-environments that this rank collects."""
+
+    def serve(self) -> None:
+        """Answer the first actor rank's requests until it stops."""
+        while not (request := self._channel.receive(self._placement.actor[0])[0])["stop"]:
+            assert self._weights is not None, "this rank learns: it receives no weights"
+            self._weights.receive()
+            self.version = request["version"]
+            self.weigh_starts(request["start_weights"])
+            for rollout in request["rollouts"]:
+                self.collect(rollout)
+                for place, actor in enumerate(self._placement.actor):
+                    if len(self._shard_envs(place)):
+                        self._channel.send(actor, *self.shard(place))
+        self._channel.wait()
+
+    def weigh_starts(self, weights: Sequence[float] | None) -> None:
+        """Draw the coming start states in proportion to `weights`, task-major; None = uniformly."""
+        self.collector.env.envs.set_start_weights(None if weights is None else np.array(weights))
+
+    def collect(self, rollout: int) -> None:
+        """Collect rollout number `rollout` of the run into the collector's buffer."""
+        collector, fresh = self.collector, not self.collector.obs
+        if fresh:
+            if rollout:
+                # A resumed run draws other start states than at its beginning.
+                collector.env.seed(collector.seed + rollout)
+            collector.obs = collector.env.reset()
+        self.policy.set_training_mode(False)
+        collector.buffer.reset()
+        start = RolloutStart(number=rollout, num_timesteps=0, obs=collector.obs, at_episode_start=fresh)
+        finished = collector.fill(start, lambda step: True)
+        assert finished, "nothing here stops a rollout"
+
+    def shard(self, actor: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Metadata (JSON values) and payload of the rollout for the actor rank at place `actor`."""
+        collector, envs = self.collector, self._shard_envs(actor)
+        own = slice(envs.start - self.held.start, envs.stop - self.held.start)
+        rounds = collector.buffer.columns // len(self.held)
+        columns = columns_of(envs, self.held, rounds)
+        payload = {name: tensor[:, columns] for name, tensor in collector.buffer.collected().items()}
+        metadata: dict[str, Any] = {"version": self.version, "envs": [envs.start, envs.stop]}
+        # Numbers of the whole rank are in its first shard only.
+        is_first = own.start == 0
+        if is_first:
+            metadata["stats"] = collector.recorder.own()
+        results = collector.results()
+        if (groups := results.get("groups")) is not None:
+            metadata["groups"] = self._groups(groups.outcomes, own, rounds)
+            if is_first:
+                metadata["resampled"] = [groups.num_resampled, groups.extra_rounds]
+            payload["lost"] = groups.lost_N[columns]
+        else:
+            payload["last_value"] = results["last_value_N"][own]
+        return metadata, payload
+
+    def _shard_envs(self, actor: int) -> range:
+        return overlap(self.held, block(actor, len(self._placement.actor), self._num_envs))
+
+    def _groups(self, outcomes: list[GroupOutcome], own: slice, rounds: int) -> list[list[dict[str, Any]]]:
+        """Outcomes of the groups of this rank's sub-environments `own`, by round."""
+        per_round = len(outcomes) // rounds
+        size = len(self.held) // per_round
+        return [
+            [asdict(group) for group in outcomes[first + own.start // size : first + own.stop // size]]
+            for first in range(0, len(outcomes), per_round)
+        ]
 
 
 class RemoteRollouts:
@@ -103,16 +194,13 @@ class RemoteRollouts:
 
     def _request(self, version: int) -> float:
         """Send the weights of `version` with requests for the rollouts that may be collected with them."""
-        digest = self._checked_hash(version) if debug_sync() else None
         rollouts = range(max(self._requested, version), version + self._max_staleness + 1)
         self._requested = rollouts.stop
         sampler = self._model.start_sampler
         probability_P = None if sampler is None else sampler.probabilities().tolist()
         sent = 0
         if self._weights is not None:
-            layout = weights_layout(self._model.policy)
-            request = {"rollouts": list(rollouts), "version": version, "layout": layout, "digest": digest}
-            request["start_weights"] = probability_P
+            request = {"rollouts": list(rollouts), "version": version, "start_weights": probability_P}
             for rank in self._placement.weights_to:
                 self._channel.send(rank, {"stop": False, **request})
             sent = self._weights.send()
@@ -121,13 +209,6 @@ class RemoteRollouts:
             self._own.weigh_starts(probability_P)
             self._own.collect(version)
         return sent / 1e6
-
-    def _checked_hash(self, version: int) -> str:
-        """Hash of the weights; raises `BadValue` where the actor ranks' differ from each other."""
-        digests = self._model.process_group.all_gather_object(weights_hash(trained(self._model.policy)))
-        if len(set(digests)) > 1:
-            raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
-        return str(digests[0])
 
     def _receive_shards(self) -> None:
         self.version_N = np.zeros(len(self._envs), dtype=np.int64)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
+from vla_gym import VLAVectorEnv
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.batch_plan import solve
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.runs.folder import closing_lines
+from zoo.files import quoted
+from zoo.runs.folder import RunFolder, longer
 from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
 from zoo.runs.monitor import MonitorFile
@@ -19,19 +21,35 @@ from zoo.runs.progress import Progress
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
-from zoo.training.films import EPISODES, TrainingFilms, write_film
+from zoo.training.run_plan import RunPlan, TrainJob
 from zoo.training.trainer import Trainer
+from zoo.training.video import EPISODES, TrainingVideo, write_video
 
 _logger = logging.getLogger(__name__)
+_MOST_ADVISED = 1000
+"""Start states that an evaluation of all is advised for."""
 
 
 class RLTrainer(Trainer):
-    """A run of PPO or GRPO: evaluations are filmed, the last one is reported."""
+    """A run of PPO or GRPO: the last evaluation is recorded and reported."""
 
     command = TRAINING
     model: VLAOnPolicyAlgorithm
     _monitor: MonitorFile
     """Training episodes; of the rank that writes."""
+
+    def __init__(
+        self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm, envs: VLAVectorEnv, run: RunFolder
+    ) -> None:
+        config, done, rollout = job.config, model.num_timesteps, plan.batch.simulator_steps
+        super().__init__(
+            job,
+            model,
+            envs,
+            run,
+            CheckpointCallback(run.path, save_freq=config.save_freq),
+            planned_steps=done + -(-(config.n_timesteps - done) // rollout) * rollout,
+        )
 
     def headline(self) -> str:
         config, size = self.config, sum(parameter.numel() for parameter in self.model.policy.parameters())
@@ -42,9 +60,6 @@ class RLTrainer(Trainer):
             f"{self.run.path}"
         )
 
-    def make_checkpoints(self) -> CheckpointCallback:
-        return CheckpointCallback(self.run.path, save_freq=self.config.save_freq)
-
     def make_evaluator(self) -> Evaluator:
         return Evaluator(
             self.config,
@@ -52,7 +67,7 @@ class RLTrainer(Trainer):
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,
-            filmed_episodes=EPISODES if self.job.films.evaluation else 0,
+            recorded_episodes=EPISODES if self.job.evaluation_video else 0,
             # Few evaluations far apart leave the memory to training.
             keeps_simulators=self.config.eval_freq is not None,
         )
@@ -70,21 +85,16 @@ class RLTrainer(Trainer):
         file = self._monitor = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
         cleanup.callback(file.close)
         callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
-        if self.job.films.every:
-            fps = float(self.envs.metadata["render_fps"])
-            callbacks.append(TrainingFilms(self.job.films.every, self.videos, fps=fps))
+        if self.job.video_freq:
+            callbacks.append(TrainingVideo(self.job.video_freq, self.videos, fps=self._fps))
         return callbacks
-
-    def planned_steps(self) -> int:
-        rollout = solve(self.config).simulator_steps
-        return self.done + -(-(self.config.n_timesteps - self.done) // rollout) * rollout
 
     def is_work_left(self) -> bool:
         state = self.model.train_state
         assert state is not None, "it was saved"
         return bool(self.config.eval_episodes) or state.num_timesteps < self.config.n_timesteps
 
-    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+    def conclude(self, episodes: list[EpisodeRecord] | None) -> None:
         tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
         # A run that only made up for its last evaluation has seen no task.
         if steps > self.done:
@@ -92,23 +102,39 @@ class RLTrainer(Trainer):
             branch = self.done and self.keep_until is None
             new = f", {steps - self.done} of them in this run," if branch else ""
             _logger.info(f"trained for {steps} simulator steps{new} on {seen} of {len(tasks)} tasks")
-        video, filmed = None, ""
-        if evaluator is not None and episodes is not None:
+        video, shows = None, ""
+        if self.evaluator is not None and episodes is not None:
             _logger.info(self.table(episodes))
             self.write_evaluation(episodes)
-            if self.job.films.evaluation:
-                fps = float(self.envs.metadata["render_fps"])
-                video = write_film(evaluator.video, self.videos / f"step_{steps}.mp4", fps=fps)
-                filmed = f"{evaluator.video.num_solved} of {len(evaluator.video)} episodes solved"
-        lines = closing_lines(
-            self.run.path,
-            video,
-            filmed=filmed,
-            events=self.events,
-            n_timesteps=self.config.n_timesteps,
-            done=steps,
-            num_starts=sum(task.num_trials for task in tasks),
-            evaluated=len(episodes or ()),
-            report=report_of(self.run),
-        )
-        _logger.info(lines)
+            if self.job.evaluation_video:
+                grid = self.evaluator.video
+                video = write_video(grid, self.videos / f"step_{steps}.mp4", fps=self._fps)
+                shows = f"{grid.num_solved} of {len(grid)} episodes solved"
+        num_starts = sum(task.num_trials for task in tasks)
+        _logger.info(self._next_steps(video, shows, num_starts, len(episodes or ())))
+
+    @property
+    def _fps(self) -> float:
+        return float(self.envs.metadata["render_fps"])
+
+    def _next_steps(self, video: Path | None, shows: str, num_starts: int, evaluated: int) -> str:
+        """Return the next commands, then what there is to look at; `evaluated` of `num_starts` start states were."""
+        run = quoted(self.run.path)
+        look = f"zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
+        if evaluated >= num_starts:
+            look = f"zoo.enjoy -i {run}   (watch it)"
+        elif num_starts > _MOST_ADVISED:
+            look = f"zoo.evaluate -i {run} -P --eval-episodes {_MOST_ADVISED}   (of {num_starts:,} start states)"
+        steps = longer(self.config.n_timesteps, self.model.num_timesteps)
+        lines = [
+            f"run folder  {self.run.path}",
+            "next:",
+            f"  python -m {look}",
+            f"  python -m zoo.train -i {run} -n {steps}   (train on)",
+            f"  tensorboard --logdir {quoted(self.events)}   (curves)",
+        ]
+        if video is not None:
+            lines.append(f"video       {video}   ({shows})")
+        if (report := report_of(self.run)) is not None:
+            lines.append(f"report      {report}   (open it in a browser)")
+        return "\n".join(lines)

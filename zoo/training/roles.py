@@ -1,8 +1,16 @@
-"""A training run whose ranks have different roles; `zoo.training.train.train` calls it."""
+"""A training run whose ranks have different roles: simulators served to ranks that decide, which send rollouts to
+ranks that learn."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import torch
@@ -12,153 +20,105 @@ from vla_gym.make import sub_env_setup
 from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import AbsentPool, Pool
-from vla_gym.workers.remote_pool import RemotePool
+from vla_gym.workers.remote_pool import RemotePool, serve
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.run_config import RunConfig
-from zoo.distributed.agreement import check_same_weights
-from zoo.distributed.channel import Channel
-from zoo.distributed.env_server import EnvServers, open_env_servers
-from zoo.distributed.process_group import ProcessGroup, training_share
-from zoo.distributed.weight_sync import WeightSync
-from zoo.runs.folder import RunFolder
+from zoo.distributed.placement import Placement
+from zoo.distributed.process_group import ProcessGroup, check_same_weights
+from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
-from zoo.training.remote_rollouts import RemoteRollouts
+from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
 from zoo.training.rl_trainer import RLTrainer
-from zoo.training.rollout_worker import RolloutWorker
-from zoo.training.run_plan import RunPlan
-from zoo.training.setup import ENV_DEFAULTS, make_model, open_run_folder, run_log
-from zoo.training.start_warnings import log_plan
-from zoo.training.trainer import TrainJob
+from zoo.training.run_plan import RunPlan, TrainJob, log_plan
+from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, open_run_folder, run_log, training_share
+
+_LOOPBACK = "127.0.0.1"
+_OUTSIDE = "192.0.2.1"
+"""An address that no machine has (TEST-NET-1, RFC 5737): the way there is the default route."""
 
 
-def train_placed(job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> RunFolder | None:
-    """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run must call it."""
-    with ExitStack() as cleanup:
-        cleanup.enter_context(run_log(writes=process_group.rank == plan.placement.actor[0]))
-        log_plan(plan, job.resume)
-        rank = _PlacedRank(job, plan, process_group, device, cleanup)
-        rank.build()
-        run = None
-        if rank.learner is not None:
-            run = rank.learn()
-        else:
-            rank.collect()
-    rank.servers.join()
-    return run
+def set_up_roles(
+    job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device, cleanup: ExitStack
+) -> RLTrainer | SupportingRank:
+    """As `zoo.training.train.set_up`; the first actor rank writes. Every rank of the run must call it."""
+    config, placement, number = plan.config, plan.placement, process_group.rank
+    cleanup.enter_context(run_log(writes=number == placement.actor[0]))
+    log_plan(plan, job.resume)
+    channel = Channel(process_group.host_group)
+    # All ranks make both groups, members or not.
+    rollouts, actors = (process_group.subgroup(ranks) for ranks in (placement.rollout, placement.actor))
+    sync = _weights_group(plan, process_group, device)
+    servers = open_env_servers(placement, process_group)
+    # After this rank's own environments are closed, and not where an error ends it.
+    cleanup.push(lambda kind, *_: servers.join() if kind is None else None)
+    servers.start(lambda: _served_envs(plan))
+
+    def model_of(group: ProcessGroup, **options: Any) -> tuple[VLAOnPolicyAlgorithm, VLAVectorEnv]:
+        envs = make_envs(config, cleanup, **training_share(config, group), **options)
+        return make_model(config, envs, device, group, weights=job.checkpoint), envs
+
+    def weights_of(model: VLAOnPolicyAlgorithm) -> WeightSync | None:
+        return None if sync is None else WeightSync(model.policy, placement.actor[0], *sync)
+
+    def remote_pool(benchmark: Benchmark, env_config: EnvConfig) -> Pool:
+        memory = sub_env_setup(benchmark, env_config).memory
+        return RemotePool(memory, servers.connect(placement, number), num_stages=env_config.pipeline_stages)
+
+    learner = worker = envs = None
+    if actors is not None:
+        learner, envs = model_of(actors, pool=_absent_pool)
+    if rollouts is not None:
+        pool = {"pool": remote_pool} if placement.remote_envs else {}
+        model, _ = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
+        if learner is not None:
+            model.policy = learner.policy
+        worker = RolloutWorker(model, placement, number, channel, config.num_envs, weights=weights_of(model))
+    holder = learner or worker
+    check_same_weights(None if holder is None else holder.policy, process_group)
+    if learner is None or envs is None or actors is None:
+        return SupportingRank(worker, cleanup)
+    if job.checkpoint is not None:
+        load_checkpoint(learner, job.checkpoint)
+    source = RemoteRollouts(
+        learner,
+        placement,
+        number,
+        channel,
+        config.num_envs,
+        weights=weights_of(learner),
+        own=worker,
+        max_staleness=config.max_staleness,
+    )
+    learner.set_rollout_source(source)
+    cleanup.push(lambda kind, *_: source.close() if kind in (None, KeyboardInterrupt) else None)
+    run = open_run_folder(job, envs, actors, cleanup)
+    return RLTrainer(job, plan, learner, envs, run)
 
 
-class _PlacedRank:
-    """This process with its roles."""
+class SupportingRank:
+    """A rank that does not learn."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        plan: RunPlan,
-        process_group: ProcessGroup,
-        device: torch.device,
-        cleanup: ExitStack,
-    ) -> None:
-        self._job = job
-        self._config: RunConfig = job.config
-        self._placement = placement = plan.placement
-        self._num_stages = plan.batch.num_stages
-        self._number = process_group.rank
-        self._device = device
+    def __init__(self, worker: RolloutWorker | None, cleanup: ExitStack) -> None:
+        self._worker = worker
         self._cleanup = cleanup
-        self._process_group = process_group
-        self._channel = Channel(process_group.host_group)
-        # All ranks make both groups, members or not.
-        self._rollouts = process_group.subgroup(placement.rollout)
-        self._actors = process_group.subgroup(placement.actor)
-        self._sync = _weights_group(plan, process_group, device)
-        self.servers: EnvServers = open_env_servers(placement, process_group)
-        self.learner: VLAOnPolicyAlgorithm | None = None
-        self._worker: RolloutWorker | None = None
 
-    def build(self) -> None:
-        """Start simulators, and build learner and worker by this rank's roles."""
-        config, placement = self._config, self._placement
-        self.servers.start(self._served_envs)
-        if self._actors is not None:
-            envs = self._envs(pool=_absent_pool, **training_share(config, self._actors))
-            self.learner = self._model(envs, self._actors)
-        if self._rollouts is not None:
-            share: dict[str, Any] = training_share(config, self._rollouts)
-            if placement.remote_envs:
-                share["pool"] = self._remote_pool
-            envs = self._envs(pipeline_stages=self._num_stages, **share)
-            model = self._model(envs, self._rollouts)
-            if self.learner is not None:
-                model.policy = self.learner.policy
-            self._worker = RolloutWorker(
-                model, placement, self._number, self._channel, config.num_envs, weights=self._weights(model)
-            )
-        holder = self.learner or self._worker
-        check_same_weights(None if holder is None else holder.policy, self._process_group)
-
-    def learn(self) -> RunFolder | None:
-        """Train, as an actor rank."""
-        job, learner = self._job, self.learner
-        assert learner is not None
-        assert self._actors is not None
-        if job.checkpoint is not None:
-            load_checkpoint(learner, job.checkpoint)
-        source = RemoteRollouts(
-            learner,
-            self._placement,
-            self._number,
-            self._channel,
-            self._config.num_envs,
-            weights=self._weights(learner),
-            own=self._worker,
-            max_staleness=self._config.max_staleness,
-        )
-        learner.set_rollout_source(source)
-        envs: Any = learner.env
-        run = open_run_folder(job, envs.unwrapped.envs, self._actors, self._cleanup)
-        try:
-            RLTrainer(job, learner, envs.unwrapped.envs, run).learn()
-        except KeyboardInterrupt:
-            source.close()
-            raise
-        source.close()
-        return run if self._actors.is_first else None
-
-    def collect(self) -> None:
-        """Collect, or serve simulators, until an actor rank stops it, as a rank that does not learn."""
+    def train(self) -> None:
+        """Collect, or serve simulators, until the ranks that learn have ended."""
         # SIGTERM reaches the actor ranks too: they save, and then stop this one.
         with StopSignals(lambda: None):
             if self._worker is not None:
                 self._worker.serve()
-                self._cleanup.close()
-            self.servers.join()
+            self._cleanup.close()  # waits for the clients of this rank's servers
 
-    def _envs(self, **options: Any) -> VLAVectorEnv:
-        config = self._config
-        envs = make_vec(config.env, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options, **options})
-        self._cleanup.callback(envs.close)
-        return envs
 
-    def _served_envs(self) -> VLAVectorEnv:
-        """The simulators behind one server; the client chooses their start states."""
-        placement = self._placement
-        num_envs = self._config.num_envs // max(len(placement.env), len(placement.rollout))
-        stages = self._num_stages if num_envs % self._num_stages == 0 else 1
-        options = {**ENV_DEFAULTS, **self._config.env_options}
-        options |= {"num_envs": num_envs, "group_size": 1, "pipeline_stages": stages}
-        return make_vec(self._config.env, seed=self._config.seed, **options)
-
-    def _remote_pool(self, benchmark: Benchmark, config: EnvConfig) -> Pool:
-        connections = self.servers.connect(self._placement, self._number)
-        return RemotePool(sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages)
-
-    def _weights(self, model: VLAOnPolicyAlgorithm) -> WeightSync | None:
-        """How the model's weights travel; None on ranks that neither send nor receive them."""
-        return None if self._sync is None else WeightSync(model.policy, self._placement.actor[0], *self._sync)
-
-    def _model(self, envs: VLAVectorEnv, process_group: ProcessGroup) -> VLAOnPolicyAlgorithm:
-        return make_model(self._config, envs, self._device, process_group, weights=self._job.checkpoint)
+def _served_envs(plan: RunPlan) -> VLAVectorEnv:
+    """The simulators behind one server; the client chooses their start states."""
+    placement, stages = plan.placement, plan.batch.num_stages
+    num_envs = plan.config.num_envs // max(len(placement.env), len(placement.rollout))
+    stages = stages if num_envs % stages == 0 else 1
+    options = {**ENV_DEFAULTS, **plan.config.env_options}
+    options |= {"num_envs": num_envs, "group_size": 1, "pipeline_stages": stages}
+    return make_vec(plan.config.env, seed=plan.config.seed, **options)
 
 
 def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> tuple[Any, torch.device] | None:
@@ -178,3 +138,83 @@ def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.dev
 
 def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     return AbsentPool(sub_env_setup(benchmark, config).memory)
+
+
+# Simulators served to rollout ranks -----------------------------------------------------------------
+
+
+@dataclass
+class EnvServers:
+    """The servers of this rank, none where it has no simulators to serve, and the addresses of all."""
+
+    addresses: list[list[tuple[str, int]]]
+    """By rank of the run: host and port of each of its servers."""
+    key: bytes
+    """Secret shared by both ends of a connection."""
+    listeners: list[Listener] = field(default_factory=list)
+    """Of this rank."""
+    failures: list[Exception] = field(default_factory=list)
+    """Errors that ended servers of this rank."""
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self, make: Callable[[], VLAVectorEnv]) -> None:
+        """Start a server, with simulators of its own, behind each listener."""
+        for listener in self.listeners:
+            thread = threading.Thread(target=self._run, args=(listener, make()), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def connect(self, placement: Placement, rank: int) -> list[Connection]:
+        """Return the connections of a rollout rank to its servers."""
+        return [
+            Client((str(host), int(port)), authkey=self.key)
+            for host, port in (self.addresses[server][number] for server, number in placement.servers_of(rank))
+        ]
+
+    def join(self) -> None:
+        """Wait until every client has closed its connection; raises the error that ended a server."""
+        for thread in self._threads:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+    def _run(self, listener: Listener, envs: VLAVectorEnv) -> None:
+        try:
+            with listener:
+                connection = listener.accept()
+            serve(connection, envs.pool)
+        except Exception as error:  # noqa: BLE001  raised by `join`
+            self.failures.append(error)
+
+
+def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvServers:
+    """Open this rank's servers and exchange all addresses. Every rank of the run must call it."""
+    key = str(process_group.broadcast_object(secrets.token_hex(32))).encode()
+    listeners = []
+    if placement.remote_envs and process_group.rank in placement.env:
+        host = local_address()
+        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients)]
+    addresses = process_group.all_gather_object([list(listener.address) for listener in listeners])
+    return EnvServers(addresses=addresses, key=key, listeners=listeners)
+
+
+def local_address() -> str:
+    """Return this machine's address for the run's other machines: the one it reaches `MASTER_ADDR` from.
+
+    A machine's own name may stand for a loopback address there (127.0.1.1 on Debian), which no other machine reaches:
+    then it is the one of the route to the outside, where there is one. A `MASTER_ADDR` that says loopback means it.
+    """
+    meeting = os.environ.get("MASTER_ADDR", _LOOPBACK)
+    own = _address_towards(meeting)
+    if own.startswith("127.") and meeting != "localhost" and not meeting.startswith("127."):
+        with suppress(OSError):  # no such route: the run is on one machine
+            return _address_towards(_OUTSIDE)
+    return own
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the route to `host`; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))
+        address: str = probe.getsockname()[0]
+        return address

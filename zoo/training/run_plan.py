@@ -1,24 +1,65 @@
-"""The plan of a run, printed before it starts and by `--dry-run` alone: its batch arithmetic, its memory."""
+"""A run as it was asked for, and its plan: roles, batch arithmetic, memory, and warnings."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from vla_gym.errors import BadValue
 from vla_gym.system.extras import check_installed
-from vla_gym.system.limits import num_cores
+from vla_gym.system.limits import main_memory, num_cores
+from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
+from zoo.config.memory_plan import GIB, ROLES, Rank, need_lines, needs, total
 from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.tracking import Tracking
 from zoo.demonstrations.lerobot_reader import check_dataset
-from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
+from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
-from zoo.runs.trained_tasks import trained_tasks
+from zoo.runs.shipped_agents import agents_for
+from zoo.runs.trained_tasks import trained_before
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """A training run as its command was asked for it."""
+
+    config: RunConfig
+    """What to compute."""
+    log_folder: Path
+    """Where a new run folder goes."""
+    command: Sequence[str]
+    """The command line, for `command.txt`."""
+    args: Mapping[str, Any]
+    """Its parsed flags, for `args.yml`."""
+    resume: ResumePoint | None = None
+    """Where to go on from."""
+    tensorboard_log: Path | None = None
+    """Parent of the TensorBoard folder; None puts events into the run folder."""
+    progress: bool | None = False
+    """Show a progress bar; None: where stderr is a terminal."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """Trackers that follow the run."""
+    video_freq: int = 0
+    """Simulator steps between videos of training episodes; 0 = none."""
+    video_folder: Path | None = None
+    """Parent of the videos' folder; None = in the run folder."""
+    evaluation_video: bool = True
+    """Whether the last evaluation is recorded."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Folder of the checkpoint to go on from."""
+        return None if self.resume is None else self.resume.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +76,11 @@ class RunPlan:
     """Worker processes that a rank which collects starts on its machine; 0 = none."""
 
     @classmethod
-    def resolve(cls, config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> RunPlan:
+    def resolve(cls, config: RunConfig, num_ranks: int | None = None) -> RunPlan:
         """Return the plan on the processes that a launcher has started, or on `num_ranks`.
 
-        Raises `BadValue` with the nearest numbers when it does not work out.
+        Pipeline stages of "auto" are one, see `with_stages`. Raises `BadValue` with the nearest numbers when it does
+        not work out.
         """
         size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
         placement = parse_placement(config.placement, size)
@@ -50,20 +92,21 @@ class RunPlan:
             )
         ranks = len(placement.rollout)
         num_workers = _num_workers(config, config.num_envs // ranks)
-        stages = choose_stages(
-            config.pipeline_stages,
-            num_envs=config.num_envs // ranks,
-            group_size=config.group_size,
-            num_workers=num_workers,
-            accelerator=accelerator,
-        )
+        stages = 1 if config.pipeline_stages == "auto" else int(config.pipeline_stages)
         check_shares(placement, num_envs=config.num_envs, num_stages=stages, group_size=config.group_size)
         batch = solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
         return cls(config=config, placement=placement, batch=batch, num_workers=num_workers)
 
-    def arithmetic(self, resume: ResumePoint | None = None) -> list[str]:
-        """Return what the run comes to, and from where it goes on."""
-        return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume)]
+    def with_stages(self, *, accelerator: bool) -> RunPlan:
+        """Return the plan with the pipeline stages that suit a policy on an `accelerator`, where they are "auto"."""
+        stages = choose_stages(
+            self.config.pipeline_stages,
+            num_envs=self.batch.envs_per_rank,
+            group_size=self.batch.group_size,
+            num_workers=self.num_workers,
+            accelerator=accelerator,
+        )
+        return replace(self, batch=replace(self.batch, num_stages=stages))
 
 
 def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:
@@ -73,21 +116,14 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
     """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
     end = "dry run      nothing was started or written"
-    return "\n".join([config, "", *start, *plan.arithmetic(resume), end, *memory_lines(plan)])
+    return "\n".join([config, "", *start, *arithmetic_lines(plan, resume), end, *memory_lines(plan)])
 
 
-def resume_lines(resume: ResumePoint | None) -> list[str]:
-    """From where the run goes on, and into which folder; nothing of a fresh run."""
-    if resume is None:
-        return []
-    where = "in place" if resume.in_place else "in a new run folder"
-    return [f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}"]
-
-
-def knowledge_lines(config: RunConfig) -> list[str]:
-    """Return the tasks of the run that its policy was trained on before, where those are some of them."""
-    trained = trained_tasks(config.policy)
-    return [] if trained is None else trained.lines(benchmark_of(config).tasks)
+def log_plan(plan: RunPlan, resume: ResumePoint | None) -> None:
+    """Log what the run comes to, and what is unusual about it."""
+    _logger.info("\n".join([*arithmetic_lines(plan), *memory_lines(plan)]))
+    for sentence in start_warnings(plan, resume):
+        _logger.warning("warning: %s", sentence)
 
 
 def check_startable(plan: RunPlan) -> None:
@@ -116,18 +152,6 @@ def _num_workers(config: RunConfig, num_envs: int) -> int:
     return min(int(asked), num_envs)
 
 
-def starting_line(plan: RunPlan) -> str:
-    """Return what begins now and may take a while."""
-    benchmark = benchmark_of(plan.config)
-    where = f"{plan.num_workers} processes" if plan.num_workers else "this process"
-    wait = _FIRST_TIME.get(benchmark.extra or "", "")
-    return f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}"
-
-
-_FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, 2 to 10 s each)"}
-"""Extra -> what its simulators do once."""
-
-
 def ranks(plan: RunPlan, *, sharded: bool = False, passes: bool = True) -> list[tuple[str, Rank]]:
     """Return the kinds of ranks of a run, each as (its name, what it does), those with most roles first."""
     placement, learners = plan.placement, len(plan.placement.actor)
@@ -151,7 +175,7 @@ _DOES = {"env": "simulate", "rollout": "decide", "actor": "learn"}
 
 
 def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = False) -> list[str]:
-    """What each kind of rank needs, as far as the policy can be counted.
+    """Return what each kind of rank needs, as far as the policy can be counted.
 
     :param sharded: whether FSDP2 cuts what learns over the ranks; None: as this process was launched.
     :param passes: count also what acting and updates hold at their peak, which takes seconds.
@@ -170,8 +194,8 @@ def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = F
     return lines
 
 
-def arithmetic_lines(plan: RunPlan) -> list[str]:
-    """Decisions, steps, minibatches and updates of the run, one line each; "at most" where episodes may end early."""
+def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[str]:
+    """Return decisions, steps and updates of the run, one line each; "at most" where episodes may end early."""
     config, batch = plan.config, plan.batch
     tasks = benchmark_of(config).tasks
     trials = sum(task.num_trials for task in tasks)
@@ -202,4 +226,71 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
         )
     if batch.num_stages > 1:
         lines.append(f"stages       {batch.num_stages} x {batch.envs_per_stage} envs of each rank")
+    for known in list(trained_before(config.policy, tasks).values())[:1]:
+        lines.append(f"knows        the policy was trained on {len(known)} of the {len(tasks)} tasks before")
+    if resume is not None:
+        where = "in place" if resume.in_place else "in a new run folder"
+        lines.append(f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}")
     return lines
+
+
+# What is unusual about a run: it may still be what the user wants ----------------------------------
+
+
+def start_warnings(plan: RunPlan, resume: ResumePoint | None) -> list[str]:
+    """Return the sentences that apply to a run which goes on from `resume`, or begins."""
+    config = plan.config
+    found = [short_of_a_rollout(plan, 0 if resume is None else resume.step), short_of_memory(plan, main_memory())]
+    if resume is None:
+        found.insert(0, hopeless_start(config))
+    return [sentence for sentence in found if sentence is not None]
+
+
+def hopeless_start(config: RunConfig) -> str | None:
+    """Fresh weights on a simulated robot that pays for success alone: chance hardly ever solves such a task."""
+    benchmark = benchmark_of(config)
+    if config.policy not in FAMILIES or benchmark.extra is None:
+        return None  # Toy-Reach, and benchmarks from elsewhere, may well be solved by chance
+    if not family_class(config.policy).wants_fresh(config.backbone_kwargs):
+        return None
+    options = benchmark.simulator_kwargs
+    if options.get("task_reward") == "dense":
+        return None
+    remedies = ["demonstrations (zoo.collect --expert, then zoo.sft)"]
+    if agents := agents_for(config.env):
+        agent = next((agent for agent in agents if "/sft/" in agent), agents[0])
+        remedies.insert(0, f"a trained agent (--policy {agent})")
+    pays = " Or pay for progress: -params 'env_kwargs:{task_reward: dense}'." if "task_reward" in options else ""
+    return (
+        f"'{config.policy}' means fresh weights, and {config.env} pays for success alone, which chance hardly ever "
+        f"reaches there: expect 0 %. Start from {' or '.join(remedies)}.{pays}"
+    )
+
+
+def short_of_a_rollout(plan: RunPlan, done: int) -> str | None:
+    """-n is less than what is collected for one update, and more than what was done."""
+    left, rollout = plan.config.n_timesteps - done, plan.batch.simulator_steps
+    if left >= rollout or left <= 0:
+        return None
+    smaller = "rollouts_per_update or group_size" if plan.config.algo == "grpo" else "n_steps"
+    return (
+        f"{left} simulator steps are less than one rollout: the run makes a whole one, of up to {rollout:,}. For less, "
+        f"lower --num-envs or {smaller} (-params)"
+    )
+
+
+def short_of_memory(plan: RunPlan, available: int) -> str | None:
+    """The processes on this machine plan for more main memory than its `available` bytes."""
+    config = plan.config
+    if config.placement != ALL:
+        return None  # ranks differ, and the plan is of one that does everything
+    lines = needs(plan.batch, config, plan.num_workers, Rank(passes=False))
+    places = ["host", "device"] if config.device == "cpu" else ["host"]
+    needed = sum(total(lines, place) for place in places) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if needed <= available:
+        return None
+    return (
+        f"the plan comes to {needed / GIB:.1f} GiB of main memory, this machine has {available / GIB:.1f} GiB: lower "
+        "--num-envs, n_steps, chunk or image_size (-params), or evaluate afterwards (--eval-episodes 0); zoo.plan "
+        "counts without starting"
+    )

@@ -1,4 +1,4 @@
-"""The parts of a training run: processes, algorithm, policy, run folder, warnings as lines."""
+"""The parts of a training run: processes, environments, algorithm, policy, run folder, log."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from typing import Any, TextIO
 
 import torch
 
-from vla_gym import VLAVectorEnv
+from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.batch_plan import benchmark_of
+from zoo.config.batch_plan import benchmark_of, check_division
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
-from zoo.distributed.agreement import check_same_command
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
-from zoo.distributed.process_group import ProcessGroup, check_device, join
+from zoo.distributed.process_group import (
+    ProcessGroup,
+    check_device,
+    check_same_command,
+    join,
+)
 from zoo.files import missing_folders, quoted, recover_folders, remove_empty
-from zoo.runs.folder import RunFolder, create_run_folder, describe_run, locked
-from zoo.runs.machine import describe_machine
+from zoo.runs.folder import RunFolder, create_run_folder, describe_machine, describe_run, locked
 from zoo.runs.progress import silent
-from zoo.training.trainer import TrainJob
+from zoo.training.run_plan import TrainJob
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +51,27 @@ def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:
     return replace(job, config=config), process_group, device
 
 
+def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, Any]:
+    """Arguments of `make_vec` for this rank: whole groups, equally many on every rank, one schedule over all.
+
+    Raises `BadValue` when the groups do not divide, naming the nearest numbers that do.
+    """
+    check_division(config.num_envs, num_ranks=process_group.size, num_stages=1, group_size=config.group_size)
+    groups = config.num_envs // config.group_size // process_group.size
+    return {
+        "num_envs": groups * config.group_size,
+        "group_offset": process_group.rank * groups,
+        "num_groups": process_group.size * groups,
+    }
+
+
+def make_envs(config: RunConfig, cleanup: ExitStack, **options: Any) -> VLAVectorEnv:
+    """Return the run's environments with `options` over its own; `cleanup` closes them."""
+    envs = make_vec(config.env, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options, **options})
+    cleanup.callback(envs.close)
+    return envs
+
+
 def make_model(
     config: RunConfig,
     envs: VLAVectorEnv,
@@ -56,7 +80,7 @@ def make_model(
     *,
     weights: Path | None = None,
 ) -> VLAOnPolicyAlgorithm:
-    """The algorithm with its policy, seeded; `weights` is a checkpoint that stands in for `config.policy`.
+    """Return the algorithm with its policy, seeded; `weights` is a checkpoint that stands in for `config.policy`.
 
     Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
     """
@@ -81,7 +105,7 @@ def make_model(
 
 
 def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None) -> dict[str, Any]:
-    """Keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
+    """Return keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
     options = dict(config.policy_kwargs)
     if weights is not None:
         # What a checkpoint says of itself, even when the folder its first weights came from is gone.

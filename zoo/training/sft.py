@@ -36,7 +36,6 @@ from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
 from zoo.rollout.stats import PhaseClock
 from zoo.runs.train_state import rng_state, set_rng_state
 from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
-from zoo.training.optimizer_file import optimizer_groups
 
 _logger = logging.getLogger(__name__)
 
@@ -168,7 +167,6 @@ class SFT:
         facts = {
             "counters": {"num_timesteps": state.num_timesteps},
             "digest": self.digests[0],
-            "param_groups": optimizer_groups(policy.optimizer),
             "rng": state.rng,
         }
         return write_checkpoint(checkpoints / f"step_{state.num_timesteps}", policy, self.process_group, "sft", facts)

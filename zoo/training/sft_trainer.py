@@ -26,9 +26,8 @@ from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig, sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
-from zoo.distributed.agreement import check_same, check_same_weights
 from zoo.distributed.fsdp import check_learnable
-from zoo.distributed.process_group import launched_processes
+from zoo.distributed.process_group import check_same, check_same_weights, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json, remove_folder
 from zoo.imitation.augmentation import read_paraphrases
@@ -40,9 +39,10 @@ from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import save_best
 from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
+from zoo.training.run_plan import TrainJob
 from zoo.training.setup import join_run, open_run_folder, policy_arguments, run_log
 from zoo.training.sft import SFT
-from zoo.training.trainer import Trainer, TrainJob
+from zoo.training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
@@ -101,8 +101,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)
-        SFTTrainer(job, model, envs, run, demonstrations).learn()
-    return run if process_group.is_first else None
+        return SFTTrainer(job, model, envs, run, demonstrations).train()
 
 
 def _learned(
@@ -193,7 +192,11 @@ class SFTTrainer(Trainer):
 
     def __init__(self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str) -> None:
         """`demonstrations` says how many there are."""
-        super().__init__(job, model, envs, run)
+        # It keeps no checkpoint but the newest, and none once it has ended.
+        checkpoints = CheckpointCallback(
+            run.path, save_freq=job.config.save_freq, keep=1, at_end=False, save=SFT.save_checkpoint
+        )
+        super().__init__(job, model, envs, run, checkpoints, planned_steps=job.config.n_timesteps)
         self._demonstrations = demonstrations
 
     def headline(self) -> str:
@@ -204,15 +207,6 @@ class SFTTrainer(Trainer):
             f"{sft_config(config).batch_size}{start}, seed {config.seed} -> {self.run.path}"
         )
 
-    def make_checkpoints(self) -> CheckpointCallback:
-        return CheckpointCallback(
-            self.run.path,
-            save_freq=self.config.save_freq,
-            keep=1,
-            at_end=False,
-            save=SFT.save_checkpoint,
-        )
-
     def make_evaluator(self) -> Evaluator:
         return Evaluator(
             self.config,
@@ -221,20 +215,20 @@ class SFTTrainer(Trainer):
             lambda: self.checkpoints.stopping,
             self.process_group,
             envs=self.envs,
-            filmed_episodes=0,
+            recorded_episodes=0,
         )
 
     def on_best(self, episodes: list[EpisodeRecord]) -> None:
         dataset = ", ".join(map(str, sft_config(self.config).folders))
         self.write_evaluation(episodes, updates=self.model.num_timesteps, dataset=dataset)
 
-    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+    def conclude(self, episodes: list[EpisodeRecord] | None) -> None:
         run = self.run
-        if evaluator is None:
+        if self.evaluator is None:
             save_best(self.model.policy, run.best, success=0.0, num_timesteps=self.model.num_timesteps)
         if run.checkpoints.is_dir():
             remove_folder(run.checkpoints)
-        if evaluator is not None:
+        if self.evaluator is not None:
             record = read_json(run.path / EVALUATION_FILE)
             _logger.info(self.table([EpisodeRecord(**episode) for episode in record["episodes"]]))
         flag = packages_flag(packages_of(run.path / ARGS_FILE))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
-from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG
-from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, list_files, parse_hub_id, policy_size
+from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import check_checkpoint
@@ -20,9 +19,8 @@ from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import adapter_folder, find_checkpoint, open_folder, resolve_policy
 from zoo.config.batch_plan import benchmark_of, observation_layout
-from zoo.config.policy_shape import trains_in_16_bits
 from zoo.config.run_config import RunConfig
-from zoo.distributed.fsdp import TRAINED_IN_16_BITS, check_learnable, keeps_master_weights
+from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_device
 
 PUBLIC_HUB = "https://huggingface.co"
@@ -97,7 +95,6 @@ def start_lines(config: RunConfig) -> list[str]:
         return [f"start        fresh weights of {config.policy}"]
     lines = [f"{part.role if index else 'start':<12} {part.line()}" for index, part in enumerate(parts)]
     if any(part.folder is None for part in parts):
-        check_precision(config, [part for part in parts if part.folder is None])
         return [*lines, "fits         not known before the weights are here"]
     return [*lines, f"fits         {check_fit(config)}"]
 
@@ -105,32 +102,11 @@ def start_lines(config: RunConfig) -> list[str]:
 def fetch_start_weights(config: RunConfig) -> None:
     """Fetch what is not here yet, then raise `BadValue` where the weights do not fit the run."""
     parts = start_parts(config.policy, config.policy_kwargs)
-    missing = [part for part in parts if part.folder is None]
-    if missing:
-        check_precision(config, missing)
-    for part in missing:
-        find_checkpoint(part.name, revision=part.revision)
+    for part in parts:
+        if part.folder is None:
+            find_checkpoint(part.name, revision=part.revision)
     if parts:
         check_fit(config)
-
-
-def check_precision(config: RunConfig, missing: Sequence[Part]) -> None:
-    """Raise `BadValue` for whole models that would train in 16 bits, which is known before they are here."""
-    if keeps_master_weights() or any(part.role == "adapter" for part in missing):
-        return
-    options = config.backbone_kwargs
-    if check_device(config.device).type == "cpu" and "dtype" not in options:
-        return  # 16 bits are the default of GPUs alone
-    if trains_in_16_bits(config) and not any(map(_is_adapter, missing)):
-        raise BadValue(TRAINED_IN_16_BITS)
-
-
-def _is_adapter(part: Part) -> bool:
-    """Whether a repository holds an adapter, or may hold one, as it cannot be listed."""
-    try:
-        return ADAPTER_CONFIG in list_files(HubId(part.name, part.revision))
-    except BadValue:
-        return True
 
 
 def check_files(folder: Path, request: Request) -> None:

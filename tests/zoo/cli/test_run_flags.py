@@ -102,7 +102,7 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --eval-tasks MetaWorld/reach", "trained has none of its tasks"),
         ("--env Toy-Reach --eval-tasks Toy-Reech", "Did you mean 'Toy-Reach'"),
         ("--algo grpo --env Toy-Reach --num-envs 6 -params group_size:4", "Nearest allowed: --num-envs 8"),
-        ("--env Toy-Reach --placement env=gpu", "lacks rollout and actor"),
+        ("--env Toy-Reach --placement env=gpu", "'gpu'"),
         ("--env Toy-Reach --placement env=0,rollout=0,actor=1", "the run has 1 process"),
         ("--env Toy-Reach --max-staleness 1", "needs rollout ranks that do not learn"),
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),

@@ -25,12 +25,13 @@ from zoo.distributed.fsdp import (
     fsdp_requested,
     launch_in_words,
     learning_copy,
+    offloaded_state,
     shard,
     shard_like,
     sharding_settings,
     sync_weights,
 )
-from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
+from zoo.training.checkpoint import load_optimizer, optimizer_tensors
 
 FSDP = "one_node_fsdp2.yaml"
 RUN = (*TOY, "--policy", "openvla-oft", "--seed", "1", "-n", "90", "--save-freq", "30", "--eval-episodes", "0")
@@ -148,7 +149,7 @@ def linear(dtype: torch.dtype) -> nn.Linear:
 
 
 def load(policy: nn.Linear, tensors: dict[str, torch.Tensor]) -> None:
-    load_optimizer(policy.optimizer, tensors, optimizer_groups(policy.optimizer), Path("file"))
+    load_optimizer(policy.optimizer, tensors, policy.optimizer.state_dict()["param_groups"], Path("file"))
 
 
 @pytest.fixture
@@ -193,6 +194,38 @@ def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(saved: dict[s
 
 def test_a_rank_that_does_not_write_keeps_nothing() -> None:
     assert optimizer_tensors(linear(torch.bfloat16), keep=False) == {}
+
+
+def stepped(device: str) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    net(torch.ones(1, 64, device=device)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+def test_an_update_after_a_rest_is_the_same() -> None:
+    (net, optimizer), (other, unrested) = stepped("cpu"), stepped("cpu")
+    with offloaded_state(optimizer):
+        assert all(parameter.grad is None for parameter in net.parameters())
+    for network, its in ((net, optimizer), (other, unrested)):
+        its.zero_grad()
+        network(torch.ones(1, 64)).square().sum().backward()
+        its.step()
+    assert torch.equal(net.weight, other.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_has_the_memory_while_it_rests() -> None:
+    net, optimizer = stepped("cuda")
+    held = torch.cuda.memory_allocated()
+    with offloaded_state(optimizer):
+        # Gradients and two moments of 64 x 64 + 64 float32 numbers.
+        assert held - torch.cuda.memory_allocated() >= 3 * 4 * (64 * 64 + 64)
+    assert all(values["exp_avg"].is_cuda for values in optimizer.state.values())
+    assert next(net.parameters()).is_cuda
 
 
 def test_it_is_the_launchers_configuration_that_asks() -> None:

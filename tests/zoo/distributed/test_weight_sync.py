@@ -1,4 +1,4 @@
-"""Weights of one rank on another: the trained ones, in place, every version, with or without a GPU's backend beside."""
+"""Messages and weights between processes: whole, in order, with or without a GPU's backend beside."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from tests.zoo.launching import free_port
-from zoo.distributed.weight_sync import trained, weights_hash, weights_layout
 
 ROOT = Path(__file__).parents[3]
 SYNC = textwrap.dedent("""
@@ -21,7 +18,29 @@ SYNC = textwrap.dedent("""
     from torch import nn
     from torch.testing._internal.distributed import fake_pg
     from zoo.distributed import process_group as processes
-    from zoo.distributed.weight_sync import WeightSync
+    from zoo.distributed.weight_sync import Channel, WeightSync
+
+    def talk(channel):
+        # Rank 0 sends three messages to rank 1, of every type that a rollout has, and hears of it.
+        if rank == 0:
+            for number in range(3):
+                tensors = {"a": torch.arange(3) + 10 * number, "b": torch.zeros(0, 2), "scalar": torch.tensor(0.5)}
+                tensors |= {"strided": torch.arange(6).reshape(2, 3).T, "flags": torch.tensor([[True], [False]])}
+                tensors |= {str(dtype): torch.ones(2, dtype=dtype) for dtype in (torch.uint8, torch.bfloat16)}
+                channel.send(1, {"number": number, "words": "höher"}, tensors)
+            assert channel.receive(1) == (["done"], {})
+        elif rank == 1:
+            for number in range(3):
+                metadata, tensors = channel.receive(0)
+                assert metadata == {"number": number, "words": "höher"}, metadata
+                assert tensors["a"].tolist() == [10 * number + place for place in range(3)], tensors
+                assert tensors["b"].shape == (0, 2)
+                assert tensors["scalar"].shape == () and tensors["scalar"] == 0.5
+                assert tensors["strided"].tolist() == [[0, 3], [1, 4], [2, 5]]
+                assert tensors["flags"].tolist() == [[True], [False]]
+                assert all(tensors[str(dtype)].dtype == dtype for dtype in (torch.uint8, torch.bfloat16))
+            channel.send(0, ["done"])
+        channel.wait()
 
     # Rank 1 is a machine with GPUs, whose NCCL is played by a backend that sends nothing.
     rank = int(os.environ["RANK"])
@@ -29,6 +48,7 @@ SYNC = textwrap.dedent("""
         processes.backends = lambda device_type: "cpu:gloo,cuda:fake"
     group, _ = processes.join("cpu")
     assert torch.equal(group.all_gather(torch.full((1, 1), rank)), torch.tensor([[0, 1, 2]]))
+    talk(Channel(group.host_group))
     members = group.subgroup([0, 1])
     if members is not None:
         net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1).bfloat16(), nn.Linear(1, 1))
@@ -55,11 +75,6 @@ SYNC = textwrap.dedent("""
 """)
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-
-
 @pytest.mark.processes
 def test_versions_arrive_in_order_whatever_else_a_rank_has(tmp_path: Path) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
@@ -79,25 +94,3 @@ def test_versions_arrive_in_order_whatever_else_a_rank_has(tmp_path: Path) -> No
     # Rank 1 began with 2 everywhere and added 1 after each of two versions: 2 and 3 were sent, then 4 and 5. The last
     # layer's weight is frozen.
     assert "0 [3.0, 3.0, 3.0, 3.0, 1.0, 3.0] True\n0 [5.0, 5.0, 5.0, 5.0, 1.0, 5.0] True" in said[0]
-
-
-def test_a_layout_is_what_is_trained_and_not_its_numbers() -> None:
-    net = network()
-    layout = weights_layout(net)
-    with torch.no_grad():
-        net[0].weight.add_(1)
-    assert weights_layout(net) == layout
-    assert weights_layout(network().double()) != layout
-    net[0].bias.requires_grad_(False)
-    assert weights_layout(net) != layout
-    assert sorted(trained(net)) == ["0.weight", "1.bias", "1.weight"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_hash_sees_one_number_name_type_and_shape(dtype: torch.dtype) -> None:
-    base = {"a": torch.zeros(2, 3, dtype=dtype)}
-    changed = {"a": torch.zeros(2, 3, dtype=dtype)}
-    changed["a"][1, 2] = 2.0**-20
-    others = [{"b": base["a"]}, {"a": base["a"].reshape(3, 2)}, {"a": base["a"].double()}, changed]
-    assert weights_hash({"a": base["a"].clone()}) == weights_hash(base)
-    assert len({weights_hash(tensors) for tensors in [base, *others]}) == 5

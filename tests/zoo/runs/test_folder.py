@@ -11,7 +11,15 @@ import yaml
 
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
-from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, locked
+from zoo.runs.folder import (
+    RunFolder,
+    commit_note,
+    create_run_folder,
+    describe_machine,
+    describe_run,
+    locked,
+    longer,
+)
 
 CONFIG = toy_config(
     env="LIBERO-Spatial/3",
@@ -119,55 +127,13 @@ def test_own_videos_are_those_without_departures_oldest_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)])
 def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
-    run = Path("logs/run")
-    lines = closing_lines(run, None, filmed="", events=run, n_timesteps=asked, done=done, num_starts=1)
-    assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
+    assert longer(asked, done) == advised
 
 
-@pytest.mark.parametrize(
-    ("num_starts", "evaluated", "advice"),
-    [
-        (150, 20, "zoo.evaluate -i logs/run -P   (on all 150 start states"),
-        (150, 150, "zoo.enjoy -i logs/run   (watch it)"),
-        (802_816, 20, "zoo.evaluate -i logs/run -P --eval-episodes 1000   (of 802,816 start states)"),
-    ],
-)
-def test_the_advice_to_evaluate_fits_what_there_is(num_starts: int, evaluated: int, advice: str) -> None:
-    run = Path("logs/run")
-    rest = {"filmed": "", "events": run, "n_timesteps": 1, "done": 1}
-    assert advice in closing_lines(run, None, num_starts=num_starts, evaluated=evaluated, **rest)  # type: ignore[arg-type]
-
-
-def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
-    run, events = Path("my logs/run"), Path("my events/run")
-    text = closing_lines(run, None, filmed="", events=events, n_timesteps=1, done=1, num_starts=1)
-    assert "  python -m zoo.evaluate -i 'my logs/run' -P" in text
-    assert "  python -m zoo.train -i 'my logs/run' -n 2" in text
-    assert "  tensorboard --logdir 'my events/run'   (curves)" in text
-
-
-def test_the_last_lines_are_what_there_is_to_look_at() -> None:
-    run = Path("logs/run")
-    film, note = run / "videos" / "step_8.mp4", "2 of 3 episodes solved"
-    rest = {"filmed": note, "events": run, "n_timesteps": 8, "done": 8, "num_starts": 1}
-    *_, video, page = closing_lines(run, film, report=run / "report.html", **rest).splitlines()  # type: ignore[arg-type]
-    assert video == "video       logs/run/videos/step_8.mp4   (2 of 3 episodes solved)"
-    assert page == "report      logs/run/report.html   (open it in a browser)"
-    assert "report" not in closing_lines(run, film, report=None, **rest)  # type: ignore[arg-type]
-
-
-@pytest.mark.timeout(20)
-def test_a_pipe_in_place_of_the_commands_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "command.txt")
-    with pytest.raises(BadValue, match="no regular file, but a pipe"), locked(RunFolder(tmp_path)):
+def test_one_process_trains_in_a_run(run: RunFolder) -> None:
+    with locked(run), pytest.raises(BadValue, match="being trained by another process"), locked(run):
         pass
 
 
-def test_a_link_in_place_of_command_txt_is_not_followed(tmp_path: Path) -> None:
-    """A folder from elsewhere may not have a line written into another file of the user's."""
-    mine, run = tmp_path / "mine.txt", RunFolder(tmp_path / "run")
-    mine.touch()
-    run.path.mkdir()
-    (run.path / "command.txt").symlink_to(mine)
-    with pytest.raises(BadValue, match=r"names 'command.txt', which links to a place outside"), locked(run):
-        pass
+def test_the_machine_in_words() -> None:
+    assert re.fullmatch(r"\d+ cores of .+, [\d.]+ GiB, H100", describe_machine("H100"))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from stable_baselines3.common.monitor import load_results
 
 from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
-from zoo.runs.curves import read_episodes
 from zoo.runs.folder import RunFolder
-from zoo.runs.monitor import EvaluationFile, MonitorFile, read_evaluation_arrays
+from zoo.runs.monitor import EvaluationFile, MonitorFile, read_episodes, read_evaluations
 
 
 def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
@@ -50,10 +48,8 @@ def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_seconds_go_on_where_a_run_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the machine may be set back meanwhile."""
     now = 1000.0
     monkeypatch.setattr("zoo.runs.monitor.time.monotonic", lambda: now)
-    monkeypatch.setattr("zoo.runs.monitor.time.time", lambda: 1e6 - now)
     first = MonitorFile(tmp_path, "Toy-Reach")
     for at in (10, 20, 30):
         now += 10.0
@@ -100,22 +96,16 @@ def test_a_damaged_monitor_is_named_and_left_alone(tmp_path: Path) -> None:
 
 def test_damaged_evaluations_are_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "evaluations.npz"
-    for damage in (b"garbage", b"", b"PK\x03\x04 half a zip"):
+    arrays = {"timesteps": np.array([1, 2]), "results": np.zeros((2, 1)), "ep_lengths": np.zeros((2, 1))}
+    buffers: list[bytes] = [b"garbage", b"", b"PK\x03\x04 half a zip"]
+    for others in ({}, {"successes": np.zeros((1, 1))}, {"successes": np.zeros(2)}, {"successes": np.full((2, 1), 7)}):
+        np.savez(path, **arrays, **others)
+        buffers.append(path.read_bytes())
+    for damage in buffers:
         path.write_bytes(damage)
         with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .* move it away"):
             EvaluationFile(tmp_path, keep_until=150)
         assert path.read_bytes() == damage
-    arrays = {"timesteps": np.array([1, 2]), "results": np.zeros((2, 1)), "ep_lengths": np.zeros((2, 1))}
-    np.savez(path, **arrays)
-    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .*successes"):
-        EvaluationFile(tmp_path, keep_until=150)
-    np.savez(path, **arrays, successes=np.zeros((1, 1)))
-    with pytest.raises(BadValue, match="different numbers of evaluations"):
-        EvaluationFile(tmp_path, keep_until=150)
-    np.save(path.with_suffix(".npy"), np.zeros(3))
-    path.with_suffix(".npy").rename(path)
-    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
-        EvaluationFile(tmp_path, keep_until=150)
 
 
 def write_run(logs: Path) -> None:
@@ -150,25 +140,42 @@ def test_rl_zoo3_plots_our_runs(
         if axis == "success":
             assert line.get_ydata()[-1] == 1.0
         plt.close("all")
-    command = [
-        "all_plots",
-        "-a",
-        "ppo",
-        "-e",
-        "Toy-Reach",
-        "-f",
-        str(tmp_path),
-        "-k",
-        "successes",
-        "--no-display",
-    ]
+    command = ["all_plots", "-a", "ppo", "-e", "Toy-Reach", "-f", str(tmp_path), "-k", "successes", "--no-display"]
     monkeypatch.setattr(sys, "argv", command)
     all_plots()
     plt.close("all")
     assert "1 +/- 0" in capsys.readouterr().out
 
 
-def test_a_pipe_in_place_of_evaluations_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "evaluations.npz")
-    with pytest.raises(BadValue, match="is no regular file, but a pipe"):
-        read_evaluation_arrays(tmp_path / "evaluations.npz")
+def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(finished(1.0, 12, task_id=2), 40)
+    file.add(finished(0.0, 30), 70)
+    file.close()
+    log = EvaluationFile(tmp_path)
+    log.add(64, [1.0, 0.0, 1.0], [5, 6, 7], [True, False, True])
+    episodes = read_episodes(RunFolder(tmp_path))
+    assert episodes.steps.tolist() == [40, 70]
+    assert episodes.success.tolist() == [1.0, 0.0]
+    assert episodes.length.tolist() == [12.0, 30.0]
+    assert episodes.task_id.tolist() == [2, 0]
+    (point,) = read_evaluations(RunFolder(tmp_path))
+    assert (point.steps, point.rate.successes, point.rate.episodes) == (64, 2, 3)
+
+
+def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"cannot read '.*monitor\.csv': No such file"):
+        read_episodes(RunFolder(tmp_path))
+    (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
+    with pytest.raises(BadValue, match="no column 'num_timesteps'"):
+        read_episodes(RunFolder(tmp_path))
+
+
+def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(finished(1.0, 12, task_id=2), 40)
+    file.close()
+    whole = (tmp_path / "monitor.csv").read_bytes()
+    for half in (b"0.0,7", b"0.5,12,3.1,1,4,", b"0.5,12,3.1,1,4,20"):
+        (tmp_path / "monitor.csv").write_bytes(whole + half)
+        assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]

@@ -9,7 +9,6 @@ import pytest
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tests.zoo.training.test_checkpoint import build, counters_of, learn
-from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.training.callbacks import BestPolicy, CheckpointCallback
 from zoo.training.checkpoint import (
@@ -91,14 +90,3 @@ def test_best_is_replaced_only_by_better(tmp_path: Path) -> None:
     assert offer(0.5)
     assert offer(0.5, later=True)
     assert not offer(0.45, later=True)
-
-
-def test_a_run_folder_that_was_moved_is_not_made_anew(tmp_path: Path):
-    run = tmp_path / "run"
-    run.mkdir()
-    model = build("ppo")
-    callback = CheckpointCallback(run)
-    run.rename(tmp_path / "moved")
-    with pytest.raises(BadValue, match="removed or moved"):
-        learn(model, 100, callback)
-    assert not run.exists()

@@ -43,7 +43,7 @@ def evaluator(envs: VLAVectorEnv, process_group: ProcessGroup, asked: list[bool]
         view.observation_space, view.action_space, lambda _: 1e-3, backbone="nano", backbone_kwargs={"size": "tiny"}
     )
     tasks = envs.benchmark.tasks
-    return Evaluator(CONFIG, tasks, lambda: policy, lambda: asked[0], process_group, envs=envs, filmed_episodes=0)
+    return Evaluator(CONFIG, tasks, lambda: policy, lambda: asked[0], process_group, envs=envs, recorded_episodes=0)
 
 
 def test_it_plays_every_start_state_while_nobody_is_asked(envs: VLAVectorEnv) -> None:

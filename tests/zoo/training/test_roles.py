@@ -44,7 +44,7 @@ def test_a_placement_changes_nothing(settings: tuple[str, ...], placement: str, 
     rows = train(4, tmp_path / "placed", "--placement", placement, *settings)
     assert len(rows) == len(alone) >= 3
     for number, (row, expected) in enumerate(zip(rows, alone, strict=True)):
-        # Every update learns from decisions of the newest weights, whose hash the rollout ranks have checked.
+        # Every update learns from decisions of the newest weights.
         assert row["rollout/policy_version"] == number
         assert row["rollout/staleness"] == 0
         assert compared(row) == pytest.approx(compared(expected), abs=1e-5, nan_ok=True)

@@ -2,12 +2,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, MissingDependency
-from zoo.training.run_plan import RunPlan, check_startable, dry_run_text, memory_lines
+from zoo.config.run_config import RunConfig
+from zoo.training import run_plan
+from zoo.training.run_plan import (
+    RunPlan,
+    arithmetic_lines,
+    check_startable,
+    dry_run_text,
+    hopeless_start,
+    memory_lines,
+    short_of_a_rollout,
+    short_of_memory,
+    start_warnings,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +53,7 @@ def test_simulators_are_asked_for_where_they_run(
 def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path) -> None:
     imitated = {"bc_coef": 0.1, "bc_dataset": [str(tmp_path / "demos")], "batch_size": 9}
     plan = RunPlan.resolve(toy_config(num_envs=6, device="cpu", algo_kwargs=imitated), num_ranks=3)
-    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.arithmetic()
+    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in arithmetic_lines(plan)
     with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
         check_startable(plan)
     with pytest.raises(BadValue, match="9 cannot be dealt evenly to 2 ranks"):
@@ -74,3 +88,67 @@ def test_the_memory_of_a_sharded_run_is_that_of_shards(monkeypatch: pytest.Monke
     for said in ("\n".join(memory_lines(plan)), dry_run_text(plan, None)):
         assert shards in said
         assert ddp not in said
+
+
+# Warnings ---------------------------------------------------------------------------------------------
+
+
+def config(**changes: Any) -> RunConfig:
+    settings = {"env": "MetaWorld/reach", "n_timesteps": 4096, "num_envs": 4, "device": "cpu"}
+    return toy_config(**{**settings, "algo_kwargs": {"n_steps": 8}, "env_options": {"chunk": 4}, **changes})
+
+
+def test_fresh_weights_on_a_robot_that_is_paid_for_success_alone() -> None:
+    said = hopeless_start(config())
+    assert said is not None
+    assert said.startswith("'nano' means fresh weights, and MetaWorld/reach pays for success alone")
+    assert "-params 'env_kwargs:{task_reward: dense}'" in said
+    assert "zoo.collect --expert" in said
+
+
+def test_an_agent_that_knows_the_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_plan, "agents_for", lambda env: ["agents/ppo/A", "agents/sft/A"])
+    assert "--policy agents/sft/A" in (hopeless_start(config()) or "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": "Toy-Reach"},
+        {"policy": "some/folder"},
+        {"env_options": {"chunk": 4, "task_reward": "dense"}},
+        {"policy": "openvla-oft"},
+    ],
+    ids=["solved by chance", "trained", "paid for progress", "published weights"],
+)
+def test_others_may_well_learn(changes: dict[str, Any]) -> None:
+    assert hopeless_start(config(**changes)) is None
+
+
+def test_fewer_steps_than_a_rollout() -> None:
+    # 4 environments x 8 decisions of 4 steps are 128.
+    said = short_of_a_rollout(RunPlan.resolve(config(n_timesteps=127)), 0)
+    assert said is not None
+    assert said.startswith("127 simulator steps are less than one rollout: the run makes a whole one, of up to 128.")
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=128)), 0) is None
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 200) is not None
+    # All was done: what is left is its last evaluation.
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 300) is None
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 320) is None
+
+
+def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = RunPlan.resolve(config())
+    said = short_of_memory(plan, 2**20)
+    assert said is not None
+    assert "this machine has 0.0 GiB" in said
+    assert short_of_memory(plan, 2**36) is None
+    # Ranks of one machine share its memory.
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1024")
+    assert short_of_memory(plan, 2**36) is not None
+
+
+def test_a_run_that_goes_on_is_not_told_of_its_start() -> None:
+    plan = RunPlan.resolve(config())
+    assert len(start_warnings(plan, None)) == 1
+    assert start_warnings(plan, SimpleNamespace(step=1024)) == []  # type: ignore[arg-type]

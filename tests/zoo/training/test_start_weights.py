@@ -52,26 +52,6 @@ def test_a_dry_run_lists_what_it_would_fetch_and_fetches_nothing(hub: LoopbackHu
     assert all("/resolve/" not in request for request in hub.requests)
 
 
-def test_weights_that_would_train_in_16_bits_end_before_simulators_and_weights_come_up(hub: LoopbackHub) -> None:
-    half = "policy_kwargs:{backbone_kwargs: {dtype: bfloat16%s}}"
-    with pytest.raises(BadValue, match=r"weights that are trained must be float32.*lora: \{rank: 32\}"):
-        fetch_start_weights(config_of(half % ""))
-    with pytest.raises(BadValue, match="weights that are trained must be float32"):
-        start_lines(config_of(half % ""))
-    assert all("/resolve/" not in request for request in hub.requests)
-    fetch_start_weights(config_of(half % ", lora: {rank: 4}"))
-    with pytest.raises(BadValue, match="weights that are trained must be float32"):
-        fetch_start_weights(config_of(half % ""))
-
-
-def test_an_adapter_is_not_taken_for_a_model_that_trains_in_16_bits(hub: LoopbackHub) -> None:
-    half = config_of("policy_kwargs:{backbone_kwargs: {dtype: bfloat16}}")
-    hub.repos[HUB_ID].files["adapter_config.json"] = b"{}"
-    assert start_lines(half)[-1] == "fits         not known before the weights are here"
-    hub.repos.clear()
-    assert start_lines(half)[-1] == "fits         not known before the weights are here"
-
-
 def test_what_was_fetched_is_here_and_checked(hub: LoopbackHub) -> None:
     fetch_start_weights(config_of())
     assert any("/resolve/" in request for request in hub.requests)

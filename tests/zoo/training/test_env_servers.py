@@ -13,10 +13,10 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
-from zoo.distributed import env_server
-from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup
+from zoo.training import roles
+from zoo.training.roles import EnvServers, open_env_servers
 
 ROUTES = {"node-0": "127.0.0.1", "10.0.0.2": "10.0.0.1", "localhost": "127.0.0.1", "127.0.1.1": "127.0.0.1"}
 """Host -> this machine's address on the way there; its own name is node-0, 127.0.1.1 in its /etc/hosts."""
@@ -53,10 +53,11 @@ def test_a_rollout_rank_steps_the_simulators_of_an_env_rank(servers: EnvServers)
 
 
 def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
-    servers.start(served)
+    made = served()
+    servers.start(lambda: made)
     envs = remote(servers)
     envs.reset()
-    servers._envs[0].close()  # its sub-environments are gone
+    made.close()  # its sub-environments are gone
     with pytest.raises(WorkerFailed):
         envs.step(np.zeros((4, 2, 2)))
     with pytest.raises(WorkerFailed):
@@ -103,10 +104,10 @@ def test_a_machine_s_own_name_is_not_announced_as_loopback(
         def getsockname(self) -> tuple[str, int]:
             return ROUTES.get(self.host, outside or ""), 1
 
-    monkeypatch.setattr(env_server.socket, "socket", Probe)
+    monkeypatch.setattr(roles.socket, "socket", Probe)
     monkeypatch.setitem(ROUTES, "127.0.0.1", "127.0.0.1")
     if meeting is None:
         monkeypatch.delenv("MASTER_ADDR", raising=False)
     else:
         monkeypatch.setenv("MASTER_ADDR", meeting)
-    assert env_server.local_address() == own
+    assert roles.local_address() == own

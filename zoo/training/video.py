@@ -1,9 +1,8 @@
-"""Films of the episodes that a run trains on."""
+"""Videos of the episodes that a run trains on."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,11 @@ from zoo.rollout.types import Step
 _logger = logging.getLogger(__name__)
 
 EPISODES = 9
-"""Episodes of a film, three by three."""
+"""Episodes of a video, three by three."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Films:
-    """Films of a run as its command was asked for them."""
-
-    every: int = 0
-    """Simulator steps between films of training episodes; 0 = none."""
-    folder: Path | None = None
-    """Parent of their folder; None = in the run folder."""
-    evaluation: bool = True
-    """Whether the last evaluation is filmed."""
-
-
-def write_film(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
-    """Write a film of a run and return its path; None, with a warning, where it cannot be written.
+def write_video(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
+    """Write a video of a run and return its path; None, with a warning, where it cannot be written.
 
     Days of training do not end for want of ffmpeg.
     """
@@ -45,10 +32,10 @@ def write_film(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
         return None
 
 
-class TrainingFilms(BaseCallback):
-    """Films the first episodes that begin after every `every` simulator steps, one frame per decision.
+class TrainingVideo(BaseCallback):
+    """Records the first episodes that begin after every `every` simulator steps, one frame per decision.
 
-    They are this process's, with the actions that training draws. A film that is under way when the next is due is
+    They are this process's, with the actions that training draws. A video that is under way when the next is due is
     finished first, and the end of training writes what there is.
     """
 
@@ -60,20 +47,20 @@ class TrainingFilms(BaseCallback):
         self._folder = folder
         self._fps = fps
         self._grid: VideoGrid | None = None
-        """The film under way."""
+        """The video under way."""
 
     def _on_training_start(self) -> None:
         num_envs, done = self.model.n_envs, self.model.num_timesteps
-        # A run that goes on may be in the middle of episodes; a new one is filmed from its start.
+        # A run that goes on may be in the middle of episodes; a new one is recorded from its start.
         self._at_start_N = np.full(num_envs, done == 0)
-        self._filmed_at = done if done else -1
+        self._recorded_at = done if done else -1
         self._tile_N: list[int | None] = [None] * num_envs
         self._begun = 0
 
     def _on_rollout_start(self) -> None:
         now = self.model.num_timesteps
-        if self._grid is None and now // self._every > self._filmed_at // self._every:
-            self._grid, self._filmed_at, self._begun = VideoGrid(), now, 0
+        if self._grid is None and now // self._every > self._recorded_at // self._every:
+            self._grid, self._recorded_at, self._begun = VideoGrid(), now, 0
 
     def _on_step(self) -> bool:
         step: Step | None = self.locals["step"]
@@ -81,7 +68,7 @@ class TrainingFilms(BaseCallback):
             return True
         for row, env in enumerate(step.env_n.tolist()):
             if self._grid is not None:
-                self._film(self._grid, step, row, env)
+                self._record(self._grid, step, row, env)
             self._at_start_N[env] = step.done_n[row]
         if self._grid is not None and len(self._grid) == EPISODES and all(tile is None for tile in self._tile_N):
             self._write()
@@ -91,7 +78,7 @@ class TrainingFilms(BaseCallback):
         if self._grid is not None and len(self._grid):
             self._write()
 
-    def _film(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
+    def _record(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
         if self._at_start_N[env] and len(grid) < EPISODES:
             self._tile_N[env] = self._begun
             grid.begin(self._begun, decode_instruction(step.obs["instruction"][row]))
@@ -110,8 +97,8 @@ class TrainingFilms(BaseCallback):
 
     def _write(self) -> None:
         assert self._grid is not None
-        path = write_film(self._grid, self._folder / f"training_{self._filmed_at}.mp4", fps=self._fps)
+        path = write_video(self._grid, self._folder / f"training_{self._recorded_at}.mp4", fps=self._fps)
         if path is not None:
-            _logger.info(f"{self.model.num_timesteps:>10} filmed: {len(self._grid)} training episodes, {path}")
+            _logger.info(f"{self.model.num_timesteps:>10} recorded: {len(self._grid)} training episodes, {path}")
         self._grid = None
         self._tile_N = [None] * len(self._tile_N)
