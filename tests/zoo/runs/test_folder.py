@@ -89,7 +89,7 @@ def test_the_commit_is_this_projects_own(tmp_path: Path) -> None:
         ("algo: ppo", "algoo: ppo", "Did you mean 'algo'"),
         ("seed: 1\n", "", "lacks seed"),
         ("num_envs: 4", "num_envs: 3", "group_size"),
-        ("seed: 1\n", "seed: 4294967296\n", r"seed must be an integer in 0 \.\. 4294967295"),
+        ("seed: 1\n", "seed: 4294967296\n", "seed"),
     ],
 )
 def test_a_damaged_configuration_is_refused(run: RunFolder, old: str, new: str, message: str) -> None:

@@ -139,9 +139,3 @@ def test_one_process_has_nothing_to_gather():
 def test_a_state_of_another_number_of_environments_is_refused():
     with pytest.raises(BadValue, match="of 2 environments, this run has 4 on all its processes"):
         state([0, 1]).scatter(slice(0, 2), 4)
-
-
-def test_an_observation_without_keys_stays_one_array():
-    arrays = observation_arrays(np.array([1, 2]), None)
-    assert arrays.keys() == {"obs"}
-    assert replace(state([0]), arrays=arrays).last_obs.tolist() == [1, 2]
