@@ -258,8 +258,6 @@ def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -
         np.asarray(second.images["image"])
 
 
-
-
 def test_a_video_that_ends_too_early_says_so_when_it_is_read(tmp_path: Path) -> None:
     root = tmp_path / "d"
     LeRobotWriter(root, SETTINGS, fps=20).add([shown(3)], tried=1)

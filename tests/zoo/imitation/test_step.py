@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from zoo.algorithms.scorer import ChunkScorer
 
 from tests.zoo.imitation.test_loss import policy, shown
 from vla_policies import VLAPolicy
@@ -70,8 +69,6 @@ def test_parts_add_up_to_what_the_head_learns_too() -> None:
         assert head.mlp[0].weight.grad is not None
         assert float(head.mlp[0].weight.grad.abs().sum()) > 0.0
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
 
 
 def test_a_part_is_changed_by_the_noise_of_its_places() -> None:
