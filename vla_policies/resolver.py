@@ -8,13 +8,13 @@ family has to look at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from huggingface_hub.errors import StrictDataclassError
 
@@ -58,13 +58,13 @@ _UNVERIFIED = (
     ". Write or download it again; to open it as it is: policy_kwargs verify: false "
     "(-params 'policy_kwargs:{verify: false}')"
 )
-_DTYPES = ("auto", "float32", "bfloat16")
 _DAMAGE = (
     *(LookupError, TypeError, AttributeError, AssertionError, ValueError, ArithmeticError, RuntimeError),
     StrictDataclassError,
 )
 """Exceptions of reading and building where a file's content does not fit its layout: `RuntimeError` is torch's for
 sizes that do not go together, the last transformers' own."""
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 
@@ -123,34 +123,28 @@ class PolicyRef:
     @property
     def maker(self) -> Maker | None:
         """Whose program it was made with, where that says how it is played; None of what this project wrote."""
-        if not self.published:
-            return None
-        with self.opened() as (family, model):
-            return family.maker(model)
+        return self._ask(lambda family, model: family.maker(model), None) if self.published else None
 
     @property
-    def data_sets(self) -> frozenset[str]:
+    def data_sets(self) -> Collection[str]:
         """Data sets whose action statistics it has; none in this project's layout."""
-        if self.folder is None or self.own_layout:
-            return frozenset()
-        with self.opened() as (family, model):
-            return frozenset(family.data_sets(model))
+        return self._ask(lambda family, model: family.data_sets(model), ())
 
     @property
     def trained_options(self) -> Mapping[str, Any]:
         """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
-        if self.folder is None or self.own_layout:
-            return {}
-        with self.opened() as (family, model):
-            return family.trained_options(model)
+        return self._ask(lambda family, model: family.trained_options(model), {})
 
     @property
-    def stated_options(self) -> frozenset[str]:
+    def stated_options(self) -> Collection[str]:
         """The `backbone_kwargs` whose values its own files say; none in this project's layout."""
+        return self._ask(lambda family, model: family.stated_options(model), ())
+
+    def _ask(self, question: Callable[[type[Backbone], ModelFolder], _Answer], otherwise: _Answer) -> _Answer:
         if self.folder is None or self.own_layout:
-            return frozenset()
+            return otherwise
         with self.opened() as (family, model):
-            return frozenset(family.stated_options(model))
+            return question(family, model)
 
     @cached_property
     def header(self) -> Header:
@@ -158,7 +152,7 @@ class PolicyRef:
         request = self.request
         options = {**(self.trained_options if request.to_act else {}), **request.options}
         if request.dtype is not None:
-            options |= self.backbone_class.dtype_options(_dtype_name(request.dtype))
+            options |= self.backbone_class.dtype_options(str(request.dtype).removeprefix("torch."))
         request = replace(request, options=options)
         with self.opened() as (family, model):
             if self.own_layout and self.adapter is None:
@@ -253,7 +247,8 @@ def resolve_policy(
     revision = given.get("revision")
     if name in FAMILIES:
         if _means_fresh(name, request.options):
-            return _fresh(name, request, revision)
+            _check_fresh(name, request, revision)
+            return PolicyRef(name=name, family=name, request=replace(request, family=None))
         request = replace(request, family=request.family or name)
         if offline:
             return PolicyRef(name=name, family=name, request=request, revision=revision)
@@ -338,21 +333,13 @@ def _means_fresh(family: str, options: Mapping[str, Any]) -> bool:
     return cls.published is None or cls.wants_fresh(options)
 
 
-def _fresh(name: str, request: Request, revision: str | None) -> PolicyRef:
+def _check_fresh(name: str, request: Request, revision: str | None) -> None:
     if request.family is not None and family_class(request.family).family != name:
         raise BadValue(f"policy '{name}' is of family '{name}', got family='{request.family}'; leave family out")
     _check_no_revision(revision, f"'{name}' means fresh weights here")
     for setting, value in {"unnorm_key": request.unnorm_key, "dtype": request.dtype}.items():
         if value is not None:
             raise BadValue(f"policy '{name}' means fresh weights here, got {setting}='{value}'; leave it out")
-    return PolicyRef(name=name, family=name, request=replace(request, family=None))
-
-
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise BadValue(f"dtype must be auto, float32 or bfloat16, got '{name}'")
-    return name
 
 
 # Folders ----------------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +22,11 @@ RUN_FILES = ("*.yml", "*.txt", "*.csv", "*.jsonl", "*.npz", "*.mp4", "README.md"
 CHECKPOINTS = "checkpoints/*"
 """Files of a repository that only resuming needs."""
 
+_STATUS = {
+    401: "the token is not accepted (401); run `hf auth login` or set HF_TOKEN",
+    403: "the token may not do this (403); it needs write access to the repository",
+    404: "the Hub has no such repository or revision, or the token may not see it (404)",
+}
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _Result = TypeVar("_Result")
 
@@ -120,85 +123,49 @@ def call(request: Callable[[], _Result], what_failed: str) -> _Result:
     # Retries are not worth a line; their outcome is.
     logging.set_verbosity_error()
     try:
-        with _progress_bars_on_terminals_only():
-            return request()
+        return request()
     except Exception as error:  # the client's errors have no common base: its own, httpx2's, OSError, ValueError
         raise BadValue(f"{what_failed}: {reason(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
 
 
-@contextmanager
-def _progress_bars_on_terminals_only() -> Iterator[None]:
-    """Context manager that hides the client's progress bars where output goes to a log."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled() or sys.stderr.isatty():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
-
-
 def reason(error: BaseException) -> str:
-    """The cause of a failed Hub request, and what helps, on one line, without secrets."""
-    return without_secrets(_reason(error))
-
-
-def without_secrets(text: str) -> str:
-    """Return `text` without passwords and queries of addresses in it, and without tokens of the Hub."""
+    """Return the cause of a failed Hub request, and what helps, on one line, without secrets."""
+    text = _reason(error)
     text = re.sub(r"(https?://)(?:[^/\s@'\"]*@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?", r"\1\2", text)
     return re.sub(r"\bhf_\w{8,}", "hf_...", text)
 
 
 def _reason(error: BaseException) -> str:
-    chain = _chain(error)
-    for cause in chain:
-        if type(cause).__name__ == "OfflineModeIsEnabled":
-            return "HF_HUB_OFFLINE is set, and what is needed is not in the cache; unset it to go online"
-    if any(type(cause).__name__ == "GatedRepoError" for cause in chain):
+    from huggingface_hub import get_token
+
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    kinds = {type(cause).__name__ for cause in chain}
+    first = _first_line(error)
+    if "OfflineModeIsEnabled" in kinds:
+        return "HF_HUB_OFFLINE is set, and what is needed is not in the cache; unset it to go online"
+    if "GatedRepoError" in kinds:
         return (
             f"it is gated: accept its terms on its page at {endpoint()}, then run `hf auth login` or set HF_TOKEN, "
             "with a token that may read gated repositories"
         )
-    for cause in chain:
-        status = getattr(getattr(cause, "response", None), "status_code", None)
-        if status is not None:
-            return _status_reason(int(status), cause)
-    for cause in chain:
-        if type(cause).__module__.startswith(("httpx", "httpcore")):
-            return f"no connection to {endpoint()} ({_first_line(cause)})"
-    if isinstance(chain[0], (json.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError)):
-        what = f"{type(chain[0]).__name__}: {_first_line(chain[0])}"
-        return f"{endpoint()} does not answer as the Hub does (a login page of the network? {what}); see HF_ENDPOINT"
-    root = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
-    return _first_line(chain[0]) + root
-
-
-def _chain(error: BaseException) -> Sequence[BaseException]:
-    found: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in found:
-        found.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return found
-
-
-def _status_reason(status: int, error: BaseException) -> str:
-    from huggingface_hub import get_token
-
+    answers = (getattr(getattr(cause, "response", None), "status_code", None) for cause in chain)
+    status = next((int(code) for code in answers if code is not None), None)
     if status == 401 and get_token() is None:
         return "it does not exist or is private, and there is no token: run `hf auth login` or set HF_TOKEN"
-    if status == 401:
-        return "the token is not accepted (401); run `hf auth login` or set HF_TOKEN"
-    if status == 403:
-        return "the token may not do this (403); it needs write access to the repository"
-    if status == 404:
-        return f"{endpoint()} has no such repository or revision, or the token may not see it (404)"
-    return f"{endpoint()} answered {status}: {_first_line(error)}"
+    if status is not None:
+        return _STATUS.get(status) or f"{endpoint()} answered {status}: {first}"
+    if any(type(cause).__module__.startswith(("httpx", "httpcore")) for cause in chain):
+        return f"no connection to {endpoint()} ({_first_line(chain[-1])})"
+    if isinstance(error, (json.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError)):
+        what = f"{type(error).__name__}: {first}"
+        return f"{endpoint()} does not answer as the Hub does (a login page of the network? {what}); see HF_ENDPOINT"
+    return first + (f" ({_first_line(chain[-1])})" if len(chain) > 1 else "")
 
 
 def endpoint() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,23 @@ def test_the_command_line_acts_as_the_library_bit_for_bit(
     assert by_command.shape == by_library.shape
     assert np.array_equal(by_command.view(np.uint32), by_library.view(np.uint32))
     assert capsys.readouterr().err == ""
+
+
+def test_each_file_of_a_folder_is_read_once(
+    fixture: Path, arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Counter[str] = Counter()
+    path_open = Path.open
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        opened[path.name] += path.parent == fixture
+        return path_open(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", counted)
+    asked = ["--env", arm, "--policy", str(fixture), "--unnorm-key", KEY, "--device", "cpu", "--eval-episodes", "1"]
+    assert evaluate.run([*asked, "-o", str(tmp_path / "r.json")]) == 0
+    files = ("config.json", "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json")
+    assert {name: opened[name] for name in files} == dict.fromkeys(files, 1)
 
 
 @pytest.mark.parametrize(
