@@ -30,11 +30,11 @@ from torch.nn import functional
 
 from vla_gym.observation import encode_instruction
 from vla_policies import ActionSample, Conventions, VLAPolicy
-from vla_policies.modules.activation_checkpointing import store_activations
+from vla_policies.devices import upload
 from vla_policies.modules.fused_lora import FusedLoraLinear
+from vla_policies.modules.training import store_activations
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.network import LANGUAGE_TARGETS
-from vla_policies.transfer import upload
 
 BATCH = 8
 """Observations decided at a time, and decisions in one optimiser step."""

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from vla_policies.openvla.config import OpenVLAConfig, Settings
-from vla_policies.openvla.fresh import SIZES, _official
+from vla_policies.openvla.config import SIZES, OpenVLAConfig, Settings, _official
 from vla_policies.openvla.network import PrismaticNetwork
 from vla_policies.pi0.config import NetworkShape
 from vla_policies.pi0.network import Pi0Network

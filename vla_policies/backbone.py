@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
-from vla_policies.checkpoint_io.folder import weight_files
-from vla_policies.checkpoint_io.weights import check_tensors, load_weights, read_shapes, write_checkpoint
+from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
 from vla_policies.conventions import Conventions
+from vla_policies.devices import for_gpu
 from vla_policies.model_folder import Maker, ModelFolder, Request
-from vla_policies.precision import for_gpu
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 
@@ -175,28 +174,18 @@ class Backbone(nn.Module, ABC):
         those of the published network."""
         return dict(options)
 
-    def place(self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None) -> None:
-        """Spread the network over devices; layers on "disk" go to `offload_folder`."""
-        raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
-
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise.
 
-        `beside`: see `ModelFolder`; heads may lie there.
+        Where the default device is meta, only the files' headers are read. `beside`: see `ModelFolder`; heads may lie
+        there.
         """
         load_weights(folder, self)
-
-    def check_weights(self, folder: Path) -> None:
-        """Raise as `load` would for tensors that do not fit, from the files' headers alone."""
-        check_tensors(weight_files(folder)[0], read_shapes(folder), self.state_dict())
-
-    def as_loaded(self) -> None:
-        """Give a network that is to have no weights the types and adapters with which `load` leaves it."""
 
     def restore(self, folder: Path) -> None:
         """As `load`, into a network that already holds weights: tensors are overwritten in place, so an
         optimiser goes on with them."""
-        load_weights(folder, self)
+        self.load(folder)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Write a folder that `load` reads; `config` is the `config.json` of this project's layout."""
@@ -216,10 +205,6 @@ class Backbone(nn.Module, ABC):
         """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""
         raise BadValue(f"family '{self.family}' has no adapters; use save_pretrained")
 
-    def check_adapter(self, folder: Path) -> None:
-        """As `check_weights`, for the adapter of a folder, which is attached without its weights."""
-        raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
-
     def load_adapter(self, folder: Path) -> None:
         """Attach the adapter of a folder to the loaded weights."""
         raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
@@ -227,7 +212,7 @@ class Backbone(nn.Module, ABC):
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
         """Context manager that computes without the LoRA adapter."""
-        raise BadValue(f"family '{self.family}' has no adapters to switch off")
+        raise NotImplementedError(f"family '{self.family}' has no adapters to switch off")
         yield
 
     def merge_adapter(self) -> None:

@@ -22,19 +22,19 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies.actions.flow import (
     FlowSettings,
+    flow_sde_law,
     flow_times,
     gaussian_entropy,
     gaussian_log_prob,
     join_steps,
     matching_pair,
-    step_law,
     step_mean,
 )
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Draws
 from vla_policies.conventions import Conventions
-from vla_policies.transfer import upload
+from vla_policies.devices import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 FIXED_NOISE_SEED = 0
@@ -207,7 +207,8 @@ class FlowBackbone(Backbone):
         if self.flow.scheme == "flow_noise":
             mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length)
             return mean_BHD, self.learned_std(denoised.hidden_BHE)
-        std_J, pull_J = (upload(law_J, x_BHD.device) for law_J in step_law(self.flow))
+        law = flow_sde_law(self.flow.num_steps, self.flow.noise_level)
+        std_J, pull_J = (upload(law_J.float(), x_BHD.device) for law_J in law)
         mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length, pull_J[step_B])
         return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)
 

@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves
 from vla_gym.observation import encode_instruction
 from vla_policies.actions.sampling import Sampling
 from vla_policies.conventions import Conventions
+from vla_policies.devices import built_for
 from vla_policies.loading import fresh_backbone
-from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
-from vla_policies.modules.sharding_units import units
-from vla_policies.precision import built_for
+from vla_policies.modules.training import GroupScaledAdamW, parameter_groups, units
 from vla_policies.registry import family_class
 from vla_policies.types import PolicyInputs
 

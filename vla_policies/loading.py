@@ -76,10 +76,9 @@ def check_checkpoint(ref: PolicyRef) -> Backbone:
     header = ref.header
     with ref.opened() as (_, model), torch.device("meta"):
         backbone = _unset_backbone(header, model)
-        backbone.check_weights(model.folder)
-        backbone.as_loaded()
+        backbone.load(model.folder, model.beside)
         if ref.adapter is not None:
-            backbone.check_adapter(ref.adapter.folder)
+            backbone.load_adapter(ref.adapter.folder)
     return backbone
 
 

@@ -28,13 +28,11 @@ from vla_policies.backbone import Backbone
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
+from vla_policies.devices import built_for, download, upload
 from vla_policies.loading import build_backbone, fresh_options, save_adapter, save_checkpoint
-from vla_policies.modules.compile import compile_blocks
-from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
-from vla_policies.precision import built_for
+from vla_policies.modules.training import GroupScaledAdamW, compile_blocks, parameter_groups
 from vla_policies.processing.observations import batch_observation, observation_keys, on_device
 from vla_policies.resolver import PolicyRef, resolve_policy
-from vla_policies.transfer import download, upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 Observation = PyTorchObs | Mapping[str, Any]
@@ -287,8 +285,6 @@ class VLAPolicy(ActorCriticPolicy):
         top_k: int | None = None,
         greedy: Greedy | None = None,
         compile: bool = False,
-        device_map: str | Mapping[str, str | int] | None = None,
-        offload_folder: str | Path | None = None,
         to_act: bool = False,
     ) -> Self:
         """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`), or from what
@@ -298,9 +294,7 @@ class VLAPolicy(ActorCriticPolicy):
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
         large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy`,
-        `verify` and `compile`: see the class. `device_map`,
-        transformers', spreads OpenVLA's layers over several devices and replaces `device`; those on "disk"
-        are kept in `offload_folder`. `to_act`: the policy is not to be trained, so that a published checkpoint
+        `verify` and `compile`: see the class. `to_act`: the policy is not to be trained, so that a published checkpoint
         opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
         `backbone_kwargs` does not say otherwise.
         """
@@ -310,8 +304,6 @@ class VLAPolicy(ActorCriticPolicy):
             settings: dict[str, Any] = {"family": family, "unnorm_key": unnorm_key, "revision": revision, "base": base}
             settings |= {"verify": verify, "backbone_kwargs": backbone_kwargs, "dtype": dtype}
             ref = resolve_policy(name, settings, suite=suite, action_spec=action_spec, to_act=to_act)
-        if ref.fresh and device_map is not None:
-            raise BadValue(f"device_map is for checkpoints; '{name}' is a family with fresh weights")
         own = ref.conventions
         with built_for(get_device(device)):
             policy = cls(
@@ -324,10 +316,6 @@ class VLAPolicy(ActorCriticPolicy):
                 greedy=greedy,
                 compile=compile,
             )
-        if device_map is not None:
-            policy.backbone.place(device_map, offload_folder)
-            policy._build(cls._dummy_schedule)
-            return policy
         return policy.to(get_device(device))
 
 

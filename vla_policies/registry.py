@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the class brings torch, which names are checked without
 FAMILIES: dict[str, str] = {
     "nano": "vla_policies.nano.model:NanoBackbone",
     "openvla": "vla_policies.openvla.policy:OpenVLABackbone",
-    "openvla-oft": "vla_policies.openvla_oft.policy:OpenVLAOFTBackbone",
+    "openvla-oft": "vla_policies.openvla.oft:OpenVLAOFTBackbone",
     "nano-flow": "vla_policies.nano.flow_model:NanoFlowBackbone",
     "pi0": "vla_policies.pi0.model:Pi0Backbone",
     "pi05": "vla_policies.pi0.model:Pi05Backbone",

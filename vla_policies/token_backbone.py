@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_policies.actions.codec import ActionCodec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
-from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.actions.sampling import ActionCodec, ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.backbone import Backbone
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs

@@ -16,8 +16,8 @@ from benchmarks.openvla_oft import update_ours
 from vla_gym.errors import BadValue
 from vla_policies import ActionSample, VLAPolicy
 from vla_policies.footprint import Footprint
-from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.quantization import Scheme, check_installed
+from vla_policies.modules.training import compile_blocks
 
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from tables import cell, code, table
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.nano.config import NanoConfig
 from vla_policies.smolvla.config import Learning as SmolVLALearning
-from vla_policies.vlm_flow_config import FlowLearning
+from vla_policies.vlm_flow.config import FlowLearning
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig, SFTConfig
 from zoo.config.run_config import EnvOptions, OptimizerOptions, PolicyOptions, RunConfig
 from zoo.config.settings import Range, annotations_of, defaults_of

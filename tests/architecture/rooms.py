@@ -16,8 +16,7 @@ ROOMS = {
     "vla_policies": (
         *(
             "types",
-            "transfer",
-            "precision",
+            "devices",
             "checkpoint_io",
             "conventions",
             "model_folder",
@@ -26,8 +25,8 @@ ROOMS = {
             "modules",
             "backbone",
         ),
-        *("token_backbone", "flow_backbone", "vlm_flow_config", "vlm_flow_backbone"),
-        *("nano", "openvla", "openvla_oft", "pi0", "smolvla"),
+        *("lora_backbone", "token_backbone", "flow_backbone", "vlm_flow"),
+        *("nano", "openvla", "pi0", "smolvla"),
         *("registry", "resolver", "loading", "footprint", "policy"),
     ),
     "zoo": (
@@ -38,8 +37,8 @@ ROOMS = {
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's
 `__init__` stand above all of these."""
 
-FAMILIES = ("nano", "openvla", "openvla_oft", "pi0", "smolvla")
-"""Folders of `vla_policies` that do not import each other, `openvla_oft` from `openvla` excepted."""
+FAMILIES = ("nano", "openvla", "pi0", "smolvla")
+"""Folders of `vla_policies` that do not import each other."""
 
 MODULES = module_files(ROOT)
 SOURCES = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}

@@ -24,9 +24,10 @@ import zoo
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
-from vla_policies.modules.lora import LoraSettings, attach, merged_state
+from vla_policies.modules.lora import attach, merged_state
+from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
-from vla_policies.openvla.fresh import SIZES, _text, _tower
+from vla_policies.openvla.config import SIZES, _text, _tower
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup

@@ -224,7 +224,7 @@ def _count_copy(name: str, args: Sequence[Any], *, to_here: bool, to_host: bool)
 
 
 def _count_upload(name: str) -> None:
-    """An upload. The host waits for its end, except where `vla_policies.transfer` uploads from pinned memory."""
+    """An upload. The host waits for its end, except where `vla_policies.devices` uploads from pinned memory."""
     _count("uploads", name)
     if not _place().startswith(PINNED):
         _count("waits", f"{name} of what is not pinned")

@@ -9,7 +9,7 @@ from emulated_device import DEVICE, EmulatedTensor, watch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_policies.transfer import upload
+from vla_policies.devices import upload
 
 
 def numbers() -> Tensor:

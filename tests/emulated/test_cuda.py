@@ -21,7 +21,7 @@ from emulated_cases import observations as tiny_observations
 from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
-from vla_policies.precision import built_for
+from vla_policies.devices import built_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DECIDED = 5

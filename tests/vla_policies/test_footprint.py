@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vla_policies.actions.sampling import Sampling
+from vla_policies.devices import built_for
 from vla_policies.footprint import META, Footprint, Meter, fused_attention
 from vla_policies.loading import fresh_backbone
-from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
-from vla_policies.precision import built_for
+from vla_policies.modules.training import GroupScaledAdamW, parameter_groups
 from vla_policies.registry import FAMILIES, family_class
 
 TINY: Mapping[str, Mapping[str, Any]] = {

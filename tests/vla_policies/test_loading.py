@@ -214,22 +214,9 @@ def test_a_config_of_nobody_we_know_is_named(folder: Path) -> None:
         VLAPolicy.from_pretrained(folder)
 
 
-def drop(*path: str) -> Callable[[dict], None]:
-    """An edit that takes out the entry under a path of keys."""
-
-    def edit(config: dict) -> None:
-        for key in path[:-1]:
-            config = config[key]
-        del config[path[-1]]
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("name", "file", "edit", "cause"),
     [
-        ("openvla_tiny", "config.json", lambda values: values.update(text_config=None), "TypeError: "),
-        ("openvla_tiny", "config.json", drop("text_config", "vocab_size"), "KeyError: 'vocab_size'"),
         ("openvla_tiny", "config.json", lambda values: values.update(image_sizes=[224]), "ValueError: zip"),
         (
             "openvla_tiny",
@@ -237,7 +224,6 @@ def drop(*path: str) -> Callable[[dict], None]:
             lambda one: one["text_config"].update(num_attention_heads=5),
             "The hidden size",
         ),
-        ("openvla_tiny", "config.json", lambda values: values.update(vla_zoo={}), "KeyError: 'settings'"),
         ("openvla_tiny", "preprocessor_config.json", dict.clear, "KeyError: 'means'"),
         (
             "openvla_tiny",
@@ -245,13 +231,6 @@ def drop(*path: str) -> Callable[[dict], None]:
             lambda values: values.update(libero_spatial_no_noops=[1]),
             "AttributeError",
         ),
-        (
-            "pi0_tiny",
-            "config.json",
-            lambda values: values.update(image_resolution=56),
-            "TypeError: 'int' object",
-        ),
-        ("pi05_tiny", "config.json", lambda values: values.update(chunk_size=None), "TypeError: int"),
         (
             "pi0_tiny",
             "config.json",

@@ -1,26 +1,107 @@
+"""Configs of pi0, pi0.5 and SmolVLA: JSON and back, single settings by name, sizes that no network has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from vla_gym.errors import BadValue, UnknownName
-from vla_policies.pi0.config import tiny_config
-from vla_policies.vlm_flow_config import FlowLearning
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.modules.lora_config import LoraSettings
+from vla_policies.modules.streams import GemmaShape
+from vla_policies.pi0.config import NetworkShape, Pi0Config, VisionShape
+from vla_policies.pi0.config import tiny_config as tiny_pi0
+from vla_policies.processing.statistics import Statistics
+from vla_policies.smolvla.config import NetworkShape as SmolVLAShape
+from vla_policies.smolvla.config import SmolVLAConfig
+from vla_policies.smolvla.config import tiny_config as tiny_smolvla
+from vla_policies.vlm_flow.config import FlowLearning, VLMFlowConfig
+
+STATE = Statistics(mean=(1.0,), std=(2.0,))
+FULL = SmolVLAShape()
+
+
+def changed_pi0() -> Pi0Config:
+    config = tiny_pi0("pi0").with_options({"noise_std": [0.1, 0.2], "delta_dims": 1, "value_hidden": [8, 4]})
+    return replace(config, preprocessing=replace(config.preprocessing, state=STATE))
+
+
+def changed_smolvla() -> SmolVLAConfig:
+    config = tiny_smolvla().with_options({"lora": {"rank": 4, "targets": ["q_proj"]}})
+    preprocessing = replace(config.preprocessing, state=STATE)
+    return replace(config, preprocessing=preprocessing, published={"input_features": {"a": {"shape": [3]}}})
+
+
+@pytest.mark.parametrize("config", [changed_pi0(), changed_smolvla()])
+def test_json_and_back(config: VLMFlowConfig) -> None:
+    values = json.loads(json.dumps(to_json(config)))
+    assert from_json(type(config), values, "here") == config
+    with pytest.raises(UnknownName, match="'flw'"):
+        from_json(type(config), {**values, "flw": {}}, "here")
+    values["network"]["vision"]["patch"] = 14
+    with pytest.raises(UnknownName, match="vision of network of here 'patch'"):
+        from_json(type(config), values, "here")
 
 
 def test_settings_are_changed_where_they_belong() -> None:
-    config = tiny_config("pi0").with_options({"num_steps": 7, "cache_features": 1, "delta_dims": 2})
-    assert (config.flow.num_steps, config.learning.cache_features, config.preprocessing.delta_dims) == (7, 1, 2)
-    with pytest.raises(UnknownName, match="no option of a pi0 checkpoint 'epsilon'"):
-        tiny_config("pi0").with_options({"epsilon": 1.0})
+    config = tiny_pi0("pi05").with_options({"num_steps": 5, "delta_dims": 6, "vlm_dtype": "bfloat16"})
+    assert (config.flow.num_steps, config.learning.vlm_dtype) == (5, "bfloat16")
+    assert config.preprocessing.delta_dims == 6  # type: ignore[attr-defined]
+    other = tiny_smolvla().with_options({"lora": {"rank": 8}, "use_statistics": False})
+    assert other.learning.lora == LoraSettings(rank=8)
+    assert not other.preprocessing.use_statistics
 
 
-def test_prefixes_are_kept_of_a_frozen_vlm_only() -> None:
-    with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
-        FlowLearning(cache_features=1.0, train_expert_only=False)
-    with pytest.raises(BadValue, match="cache_features must be GiB >= 0"):
-        FlowLearning(cache_features=-1.0)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"noise_levle": 0.3}, "noise_level"),
+        ({"epsilon": 1.0}, "epsilon"),
+        ({"prompt_state": "no"}, "prompt_state"),
+        ({"resize": "PIL"}, "resize"),
+        ({"num_steps": "5"}, "num_steps"),
+        ({"noise_std": 0.1}, "noise_std"),
+        ({"train_expert_only": "false"}, "train_expert_only"),
+        ({"value_hidden": 512}, "value_hidden"),
+        ({"value_hidden": [0]}, "value_hidden"),
+        ({"noise_hidden": []}, "noise_hidden"),
+        ({"value_feature": "vlm"}, "value_feature"),
+        ({"vlm_dtype": "float16"}, "vlm_dtype"),
+        ({"vlm_dtype": "bfloat16", "train_expert_only": False}, "vlm_dtype"),
+        ({"cache_features": 1.0, "train_expert_only": False}, "cache_features"),
+        ({"cache_features": -1.0}, "cache_features"),
+    ],
+)
+def test_option_values_are_checked(options: dict[str, Any], names: str) -> None:
+    with pytest.raises(VLAZooError, match=names):
+        tiny_pi0("pi0").with_options(options)
 
 
-@pytest.mark.parametrize("name", ["value_hidden", "noise_hidden"])
-@pytest.mark.parametrize("hidden", [(), (0,), (64, -1)])
-def test_heads_have_layers_of_some_width(name: str, hidden: tuple[int, ...]) -> None:
-    with pytest.raises(BadValue, match="value_hidden and noise_hidden need at least one number each, all above 0"):
-        FlowLearning(**{name: hidden})
+def test_every_expert_layer_reads_its_text_layer() -> None:
+    assert FULL.text_layer_of == tuple(range(16))
+    half = replace(FULL, expert=replace(FULL.expert, depth=8), joint_layers=())
+    assert half.text_layer_of == (0, 2, 4, 6, 8, 10, 12, 14)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "names"),
+    [
+        (NetworkShape(), {"min_period": -1.0}, "min_period"),
+        (NetworkShape(), {"vision": VisionShape(num_attention_heads=0)}, "num_attention_heads"),
+        (NetworkShape(), {"expert": GemmaShape(width=64, mlp_dim=64, depth=18, head_dim=128)}, "head_dim"),
+        (FULL, {"picture_size": 500}, "picture_size"),
+        (FULL, {"expert": replace(FULL.expert, depth=5)}, "layers"),
+        (FULL, {"expert": replace(FULL.expert, head_dim=32)}, "head_dim"),
+        (FULL, {"expert": replace(FULL.expert, depth=0)}, "depth"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(shape: Any, changes: dict[str, Any], names: str) -> None:
+    with pytest.raises(BadValue, match=names):
+        replace(shape, **changes)
+
+
+def test_the_published_critics() -> None:
+    assert FlowLearning().value_hidden == (512, 256, 128)

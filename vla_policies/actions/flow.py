@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.errors import BadValue
 
-FlowScheme = Literal["flow_sde", "flow_cps", "flow_noise"]
+FlowScheme = Literal["flow_sde", "flow_noise"]
 """Source of a decision's randomness; see `FlowSettings.scheme`."""
 Joint = Literal["sum", "mean"]
 EvalNoise = Literal["fixed", "random"]
@@ -39,11 +39,10 @@ class FlowSettings:
     num_steps: int = 4
     """J, denoising steps of a decision."""
     scheme: FlowScheme = "flow_sde"
-    """"flow_sde": one step, drawn per sample, adds noise of a fixed size, the others follow the ODE;
-    "flow_cps": the same with other sizes, see `flow_cps_law`; "flow_noise": every step adds noise whose
-    size a small network learns."""
+    """"flow_sde": one step, drawn per sample, adds noise of a fixed size, the others follow the ODE; "flow_noise":
+    every step adds noise whose size a small network learns."""
     noise_level: float = 0.5
-    """a of Flow-SDE, the standard deviation of its first step (0.3 to 0.5 are published), or of Flow-CPS."""
+    """a of Flow-SDE, the standard deviation of its first step (0.3 to 0.5 are published)."""
     noise_std: tuple[float, float] = (0.08, 0.16)
     """Smallest and largest standard deviation Flow-Noise may learn."""
     joint: Joint = "sum"
@@ -51,35 +50,27 @@ class FlowSettings:
     sum divided by J + 1 (the published choice, which counts the initial noise as a term: a ratio is then
     the (J + 1)-th root of the true one, and a clip range that much looser)."""
     last_step_random: bool = True
-    """Whether Flow-SDE may choose the last step, the one with the least noise (Flow-CPS never does)."""
+    """Whether Flow-SDE may choose the last step, the one with the least noise."""
     eval_noise: EvalNoise = "fixed"
     """Start of a deterministic decision: "fixed", one noise for all observations, so that equal observations
     give equal actions; "random", fresh noise from torch's generator (published)."""
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise BadValue(f"num_steps must be >= 1, got {self.num_steps}")
-        for value, choices, name in (
-            (self.scheme, get_args(FlowScheme), "flow scheme"),
-            (self.joint, get_args(Joint), "joint log-probability"),
-            (self.eval_noise, get_args(EvalNoise), "eval_noise"),
-        ):
-            if value not in choices:
-                raise unknown_name(name, str(value), choices)
-        if not 0 < self.noise_level <= MOST_NOISE:
-            raise BadValue(f"noise_level must be > 0 and at most {MOST_NOISE}, got {self.noise_level}")
+        if self.num_random_steps < 1:
+            raise BadValue(
+                f"num_steps must be >= 1, and >= 2 where the last step may not be the random one, got {self.num_steps}"
+            )
         low, high = self.noise_std
-        if not 0 < low < high:
-            raise BadValue(f"noise_std must be two rising numbers > 0, got {list(self.noise_std)}")
-        if self.scheme == "flow_cps" and not self.noise_level < 1:
-            raise BadValue(f"noise_level of flow_cps must be < 1, got {self.noise_level}")
-        if self.num_steps == 1 and self.num_random_steps == 0:
-            raise BadValue("num_steps must be >= 2 where the last step may not be the random one")
+        if not 0 < self.noise_level <= MOST_NOISE or not 0 < low < high:
+            raise BadValue(
+                f"noise_level must be > 0 and at most {MOST_NOISE}, noise_std two rising numbers > 0, got "
+                f"{self.noise_level} and {list(self.noise_std)}"
+            )
 
     @property
     def num_random_steps(self) -> int:
         """Number of steps, from the first on, among which the one random step is drawn."""
-        return self.num_steps if self.last_step_random and self.scheme != "flow_cps" else self.num_steps - 1
+        return self.num_steps if self.last_step_random else self.num_steps - 1
 
 
 def flow_times(num_steps: int) -> Tensor:
@@ -94,34 +85,18 @@ def flow_sde_law(num_steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
     deviation is sigma_j sqrt(1 / J), so the first one is a. The pull sigma_j^2 (1 / J) / (2 t_j) comes off
     the weight of the noise estimate, which keeps x on the marginal distribution of the ODE.
     """
-    time_J = _step_times(num_steps, noise_level)
+    time_J = 1.0 - torch.arange(num_steps, dtype=torch.float64) / num_steps
     variance_J = noise_level**2 * time_J / (1.0 - time_J).clamp(min=1.0 / num_steps) / num_steps
     return variance_J.sqrt(), variance_J / (2.0 * time_J)
-
-
-def flow_cps_law(num_steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
-    """The same of coefficients-preserving sampling: noise estimate and fresh noise get the weights
-    (t - 1 / J) cos(pi a / 2) and (t - 1 / J) sin(pi a / 2); the last step is left without noise."""
-    next_J = _step_times(num_steps, noise_level) - 1.0 / num_steps
-    angle = 0.5 * math.pi * noise_level
-    return next_J * math.sin(angle), next_J * (1.0 - math.cos(angle))
-
-
-def step_law(settings: FlowSettings) -> tuple[Tensor, Tensor]:
-    """Standard deviation and pull of the one random step, by its place, float32 `[J]` each."""
-    law = flow_cps_law if settings.scheme == "flow_cps" else flow_sde_law
-    std_J, pull_J = law(settings.num_steps, settings.noise_level)
-    return std_J.float(), pull_J.float()
 
 
 def step_mean(x_BHD: Tensor, velocity_BHD: Tensor, time_B: Tensor, step: float, pull_B: Tensor | None = None) -> Tensor:
     """Mean of the next x, `[B, H, D]`, after a step of length `step` from `time_B`.
 
     Without `pull_B` it is Euler's `x - step v`, which equals (1 - t + step) x0 + (t - step) x1 for the
-    estimates x0 of the action and x1 of the noise. With it (see `step_law`; zero for samples on the ODE)
+    estimates x0 of the action and x1 of the noise. With it (see `flow_sde_law`; zero for samples on the ODE)
     the weight of x1 is smaller by `pull_B`.
     """
-    check_chain(x_BHD, velocity_BHD)
     mean_BHD = x_BHD - step * velocity_BHD
     if pull_B is None:
         return mean_BHD
@@ -147,10 +122,8 @@ def bounded_std(raw: Tensor, low: float, high: float) -> Tensor:
     return torch.exp(middle + half_range * torch.tanh(raw.float()))
 
 
-def join_steps(per_step_BJ: Tensor, joint: str) -> Tensor:
+def join_steps(per_step_BJ: Tensor, joint: Joint) -> Tensor:
     """Log-probabilities (or entropies) `[B, J, ...]` of the steps to one `[B, ...]`; see `FlowSettings.joint`."""
-    if joint not in get_args(Joint):
-        raise ValueError(f"joint must be one of {get_args(Joint)}, got {shown(joint)}")
     total = per_step_BJ.sum(dim=1)
     return total if joint == "sum" else total / (per_step_BJ.shape[1] + 1)
 
@@ -160,8 +133,6 @@ def time_embedding(time_B: Tensor, width: int, min_period: float = 4e-3, max_per
 
     In float64 because angles reach 1571 rad: float32 alone moves pi0's actions by 1e-4.
     """
-    if width % 2:
-        raise ValueError(f"width must be even, got {width}")
     fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time_B.device)
     period = min_period * (max_period / min_period) ** fraction
     angle = (2.0 * math.pi / period) * time_B.double()[:, None]
@@ -170,7 +141,6 @@ def time_embedding(time_B: Tensor, width: int, min_period: float = 4e-3, max_per
 
 def matching_pair(noise_BHD: Tensor, action_BHD: Tensor, time_B: Tensor) -> tuple[Tensor, Tensor]:
     """Input and target of flow matching: x_t = t noise + (1 - t) action, and its velocity."""
-    check_chain(noise_BHD, action_BHD)
     time_B11 = time_B[:, None, None]
     return time_B11 * noise_BHD + (1.0 - time_B11) * action_BHD, noise_BHD - action_BHD
 
@@ -190,17 +160,3 @@ def gaussian_velocity(x_BHD: Tensor, time_B: Tensor, action_std: float) -> Tenso
     time_B11 = time_B[:, None, None]
     rest_B11 = (1.0 - time_B11) * action_std**2
     return x_BHD * (time_B11 - rest_B11) / (time_B11.square() + (1.0 - time_B11) * rest_B11)
-
-
-def _step_times(num_steps: int, noise_level: float) -> Tensor:
-    if num_steps < 1 or noise_level <= 0:
-        raise ValueError(f"need num_steps >= 1 and noise_level > 0, got {num_steps} and {noise_level}")
-    return 1.0 - torch.arange(num_steps, dtype=torch.float64) / num_steps
-
-
-def check_chain(x_BHD: Tensor, velocity_BHD: Tensor) -> None:
-    """Raise `ValueError` unless both are `[B, H, D]` of one shape."""
-    if x_BHD.ndim != 3 or x_BHD.shape != velocity_BHD.shape:
-        raise ValueError(
-            f"x and velocity must be [samples, horizon, dims], got {tuple(x_BHD.shape)} and {tuple(velocity_BHD.shape)}"
-        )

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_policies.transfer import upload
+from vla_policies.devices import upload
 
 _BLOCK = 4
 """Philox's numbers for one value of its counter."""

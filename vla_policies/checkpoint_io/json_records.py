@@ -31,12 +31,17 @@ def to_json(record: Any) -> dict[str, Any]:
     return values
 
 
-def from_json(cls: type[Record], values: Mapping[str, Any], where: str) -> Record:
-    """Build `cls` from `values`, each of them checked by `as_annotated`. `where` names the source in errors."""
+def from_json(cls: type[Record], values: Mapping[str, Any], where: str, *, others: bool = False) -> Record:
+    """Build `cls` from `values`, each of them checked by `as_annotated`. `where` names the source in errors.
+
+    With `others`, keys that are no fields are left out instead of refused.
+    """
     assert is_dataclass(cls)
     if not isinstance(values, Mapping):
         raise BadValue(f"{where} must be a mapping, got {shown(values)}")
     known = {field.name: field for field in fields(cls)}
+    if others:
+        values = {key: value for key, value in values.items() if key in known}
     for key in values:
         if key not in known:
             raise unknown_name(f"setting in {where}", str(key), known)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, shown
@@ -59,39 +59,30 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder on the meta device, which has no memory: only the files' headers are read."""
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        found |= shapes_of(path)
+        found |= read_once(path, _read_header)
     return found
 
 
-def shapes_of(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file on the meta device."""
-    return read_once(path, _shapes_of)
-
-
-def _shapes_of(path: Path) -> dict[str, Tensor]:
-    check_no_pipe(path)
-    _check_fetched(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+def _read_header(path: Path) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        return read_safetensors(path)
 
 
 def read_safetensors(
     path: Path, *, skip: Callable[[str], bool] | None = None, finite: bool = True
 ) -> dict[str, Tensor]:
     """The tensors of one file but those that `skip` is true of; where they must be `finite`, raises `BadValue` for one
-    that is not: every decision would be nonsense."""
+    that is not: every decision would be nonsense. Where the default device is meta, only the header is read."""
     check_no_pipe(path)
     _check_fetched(path)
+    header_only = torch.get_default_device().type == "meta"
     try:
-        if skip is None:
-            tensors = load_file(path)
-        else:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys() if not skip(name)}  # noqa: SIM118
+        with safe_open(path, framework="pt") as file:
+            tensors = {
+                name: torch.empty(file.get_slice(name).get_shape()) if header_only else file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+                if skip is None or not skip(name)
+            }
     except (SafetensorError, OSError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
     if finite:
@@ -134,7 +125,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
     _check_fetched(path)
     try:
         _check_not_packed(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location=torch.get_default_device(), weights_only=True)
     except Exception as error:  # unpickling reports damage by many types, none of them of one base
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadValue(f"'{path}' cannot be read as tensors: {first_line}") from error
@@ -157,16 +148,20 @@ def _check_not_packed(path: Path) -> None:
 
 def _check_written_out(path: Path, name: str, tensor: Tensor) -> None:
     """Raise `BadValue` for a tensor that is not plain, or has more numbers than the file: one may stand for 10^12."""
-    plain = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    here = tensor.device.type == torch.get_default_device().type
+    plain = tensor.layout == torch.strided and here and not (tensor.is_nested or tensor.is_quantized)
     if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise BadValue(f"'{path}' holds {shown(name)} as a sparse, quantized or expanded tensor, not a plain one")
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype_of: Callable[[str], torch.dtype]) -> None:
-    """Give `module` (which may be on the meta device) exactly these tensors, cast to `dtype_of(name)`."""
-    check_tensors(where, tensors, module.state_dict())
-    cast = {name: tensor.to(dtype_of(name), copy=True) for name, tensor in tensors.items()}
-    module.load_state_dict(cast, strict=True, assign=True)
+    """Give `module` exactly these tensors: in place, or, where it is on the meta device, cast to `dtype_of(name)`."""
+    state = module.state_dict()
+    check_tensors(where, tensors, state)
+    empty = any(tensor.is_meta for tensor in state.values())
+    if empty:
+        tensors = {name: tensor.to(dtype_of(name), copy=True) for name, tensor in tensors.items()}
+    module.load_state_dict(tensors, strict=True, assign=empty)
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -16,8 +16,8 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.modules.mixed_precision import autocast_type
 from vla_policies.modules.quantization import QuantizedLinear, restored, stored
+from vla_policies.modules.training import autocast_type
 
 
 class FusedLoraLinear(LoraLinear):

@@ -6,9 +6,8 @@ Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +20,16 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.folder import ADAPTER_CONFIG, write_json
-from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, shapes_of, write_safetensors
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, write_safetensors
 from vla_policies.modules.fused_lora import fuse
-from vla_policies.modules.lora_config import MOST_RANK, adapter_settings, check_pattern
-from vla_policies.modules.mixed_precision import without_autocast
+from vla_policies.modules.lora_config import LoraSettings, adapter_settings
 from vla_policies.modules.quantization import plain_state
+from vla_policies.modules.training import without_autocast
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _PREFIX = "base_model.model."
 """peft's prefix of every key."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """Size and place of the adapters."""
-
-    rank: int = 32
-    """r, inner size."""
-    alpha: int | None = None
-    """Numerator of the scale alpha / r; None = min(rank, 16), as OpenVLA's recipe."""
-    targets: tuple[str, ...] | str = ()
-    """Names of the layers that get one (last parts, or a regular expression over whole names); () = the family's."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rank <= MOST_RANK or not 1 <= self.scale_alpha <= MOST_RANK:
-            raise BadValue(f"LoRA's rank and alpha must be in 1 .. {MOST_RANK}, got {self.rank} and {self.alpha}")
-        if isinstance(self.targets, str):
-            check_pattern(self.targets, "LoRA's targets")
-
-    @property
-    def scale_alpha(self) -> int:
-        return min(self.rank, 16) if self.alpha is None else self.alpha
 
 
 def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...] | str) -> None:
@@ -143,8 +120,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def adapter_state(module: nn.Module) -> dict[str, Tensor]:
-    """The adapters' tensors under plain peft's names."""
+def _adapter_state(module: nn.Module) -> dict[str, Tensor]:
     return {
         _PREFIX + key.replace(f".{_NAME}", ""): tensor for key, tensor in module.state_dict().items() if ".lora_" in key
     }
@@ -160,52 +136,29 @@ def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | Non
     values["base_model_name_or_path"] = base
     values["revision"] = revision
     values["inference_mode"] = True
-    write_safetensors(folder / ADAPTER_WEIGHTS, adapter_state(module))
+    write_safetensors(folder / ADAPTER_WEIGHTS, _adapter_state(module))
     write_json(folder / ADAPTER_CONFIG, values, sort_keys=True)
 
 
 def load_adapter(module: nn.Module, folder: Path) -> None:
     """Attach the adapters of a folder to `module`; tensors that do not fit raise and are named."""
-    _attach_as(module, folder)
-    copy_adapter(module, folder)
-
-
-def check_adapter(module: nn.Module, folder: Path) -> None:
-    """As `load_adapter`, but weights are left as they are: only the header of their file is read."""
-    _attach_as(module, folder)
-    path = _weights_of(folder)
-    tensors = shapes_of(path)
-    check_tensors(path, tensors, _wanted(module, tensors))
-
-
-def _attach_as(module: nn.Module, folder: Path) -> None:
     _inject(module, LoraConfig(**adapter_settings(folder, LoraConfig.__dataclass_fields__)))
+    copy_adapter(module, folder)
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:
     """Overwrite the attached adapters by those of a folder, in place."""
-    path = _weights_of(folder)
-    tensors = read_safetensors(path)
-    wanted = _wanted(module, tensors)
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
+    tensors, state = read_safetensors(path), module.state_dict()
+    # peft also writes the weight of an adapted output layer: the base's, or trained with the adapter.
+    extra = {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
+    wanted = {**_adapter_state(module), **extra}
     check_tensors(path, tensors, wanted)
     with torch.no_grad():
         for key, tensor in wanted.items():
             tensor.copy_(tensors[key])
-
-
-def _weights_of(folder: Path) -> Path:
-    path = folder / ADAPTER_WEIGHTS
-    if not path.is_file():
-        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
-    return path
-
-
-def _wanted(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `module` that an adapter's file holds."""
-    # peft also writes the weight of an adapted output layer: the base's, or trained with the adapter.
-    state = module.state_dict()
-    extra = {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
-    return {**adapter_state(module), **extra}
 
 
 def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:

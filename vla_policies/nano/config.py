@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.checkpoint_io.folder import check_positive
 from vla_policies.checkpoint_io.json_records import from_json
 
 SIZES: dict[str, dict[str, int]] = {
@@ -16,19 +17,6 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Presets of about 0.5, 2.5 and 9.3 million parameters."""
 
-MOST = {
-    "width": 4096,
-    "heads": 256,
-    "depth": 128,
-    "readers": 128,
-    "grid": 256,
-    "points": 4096,
-    "mlp_ratio": 64,
-    "bin_features": 4096,
-}
-"""Largest values of the sizes, far beyond what anybody trains: a checkpoint's `config.json` may come from anywhere."""
-MOST_PRIVILEGED = 4096
-"""Numbers of a simulator's privileged vector."""
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
@@ -81,13 +69,7 @@ class NanoConfig:
     heads alone are trained. An observation is then encoded once, when it is acted on, for all passes of an update."""
 
     def __post_init__(self) -> None:
-        if self.critic not in get_args(Critic):
-            raise unknown_name("critic of nano", str(self.critic), get_args(Critic))
-        if self.eye not in get_args(Eye):
-            raise unknown_name("eye of nano", str(self.eye), get_args(Eye))
-        check_integer("nano's privileged_dim", self.privileged_dim, 0, MOST_PRIVILEGED)
-        for name, most in MOST.items():
-            check_integer(f"nano's {name}", getattr(self, name), 1, most)
+        check_positive(self, but=("privileged_dim", "freeze_encoder"))
         blocks = (self.depth + self.readers) * self.width**2 * (4 + 2 * self.mlp_ratio)
         if blocks > MOST_PARAMETERS:
             raise BadValue(f"nano's blocks must have at most {MOST_PARAMETERS} parameters, these would have {blocks}")
@@ -95,10 +77,6 @@ class NanoConfig:
             raise BadValue(f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads")
         if self.bin_features % 2:
             raise BadValue(f"nano's bin_features must be even, got {self.bin_features}")
-        if self.bin_smoothness <= 0 or self.initial_std <= 0:
-            raise BadValue(
-                f"nano's bin_smoothness and initial_std must be > 0, got {self.bin_smoothness} and {self.initial_std}"
-            )
 
 
 def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConfig:
@@ -112,12 +90,6 @@ def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConf
     grid = min(8, max(1, image_size // 8))
     own = {key: value for key, value in options.items() if key != "size"}
     return from_json(NanoConfig, {**SIZES[size], "grid": grid, **own}, "backbone_kwargs of nano")
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of `backbone_kwargs` changes how a checkpoint is trained, and what its file has settled."""
-    learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
-    return learning, {key: value for key, value in options.items() if key not in LEARNING_OPTIONS}
 
 
 def fit_image_size(image_size: int, grid: int) -> int:

@@ -13,12 +13,11 @@ from vla_policies.actions.flow import FlowSettings, gaussian_velocity
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
-from vla_policies.modules.flow_head import FlowHead, NoiseHead
-from vla_policies.modules.gemma import GemmaShape, KeyValue
-from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size, split_options
+from vla_policies.modules.heads import FlowHead, NoiseHead
+from vla_policies.modules.streams import GemmaShape, KeyValue
+from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import QueryBlock, ValueHead
-from vla_policies.nano.model import Encoding, NanoBackbone, NanoTrunk
-from vla_policies.nano.processor import prepare_inputs
+from vla_policies.nano.model import Encoding, NanoTrunk
 from vla_policies.types import PolicyInputs
 
 
@@ -47,7 +46,6 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     """A small flow policy: the horizon is the chunk, and no dimension is padding."""
 
     family: ClassVar[str] = "nano-flow"
-    default_conventions: ClassVar[Conventions] = NanoBackbone.default_conventions
 
     def __init__(self, conventions: Conventions, config: NanoFlowConfig) -> None:
         super().__init__(conventions, config.flow, horizon=conventions.chunk, flow_width=conventions.action_dim)
@@ -95,12 +93,6 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
         return cls(conventions, from_json(NanoFlowConfig, config, where))
 
-    @classmethod
-    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        learning, others = split_options(options)
-        kept = super().with_options(model, others, where)
-        return {**kept, "trunk": {**kept.get("trunk", {}), **learning}} if learning else kept
-
     def config_json(self) -> dict[str, Any]:
         return to_json(self.config)
 
@@ -109,9 +101,6 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         yield from self.value_head.parameters()
 
     # Deciding -----------------------------------------------------------------------------------------
-
-    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        return prepare_inputs(obs, self.conventions)
 
     def encode(self, inputs: PolicyInputs) -> NanoContext:
         encoding = self.encode_observation(inputs)

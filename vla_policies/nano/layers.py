@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.actions.codec import UniformBins
-from vla_policies.processing.word_hash import HALF_BITS, MAX_TOKENS
+from vla_policies.actions.sampling import UniformBins
+from vla_policies.processing.text import HALF_BITS, MAX_TOKENS
 
 SMALLEST_STD = 1e-3
 """Of a privileged number, metres or radians, that varies."""

@@ -9,13 +9,16 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_gym.errors import BadValue
-from vla_policies.actions.codec import UniformBins
+from vla_policies.actions.sampling import UniformBins
+from vla_policies.backbone import Backbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
+from vla_policies.devices import upload
 from vla_policies.modules.feature_cache import GIB, FeatureCache
-from vla_policies.nano.config import Eye, NanoConfig, config_from_options, fit_image_size, split_options
+from vla_policies.nano.config import LEARNING_OPTIONS, Eye, NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
@@ -29,9 +32,10 @@ from vla_policies.nano.layers import (
     mlp,
     state_codes,
 )
-from vla_policies.nano.processor import prepare_inputs
+from vla_policies.processing.images import channels_last
+from vla_policies.processing.observations import decode_instructions
+from vla_policies.processing.text import MAX_TOKENS, pad_ids, tokenize
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
-from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 KEPT_BYTES = GIB
@@ -67,8 +71,12 @@ class Encoding:
         return Encoding(self.context_BLD.detach(), self.text_mask_BL, self.points_BD.detach(), self.places_BD.detach())
 
 
-class NanoTrunk(nn.Module):
-    """Mixin of the nano families: builds encoders and blocks, and encodes observations with them."""
+class NanoTrunk(Backbone):
+    """Base of the nano families: builds encoders and blocks, and encodes observations with them."""
+
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
+    )
 
     _encodings: FeatureCache | None = None
     """Encodings kept while the encoder is not trained."""
@@ -106,6 +114,32 @@ class NanoTrunk(nn.Module):
         _keep_encodings(self)
         # Loaded weights make other encodings.
         self.register_load_state_dict_post_hook(_keep_encodings)
+
+    @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The options of `LEARNING_OPTIONS` may change, others are those that the checkpoint was made with."""
+        learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
+        model = super().with_options(model, {key: options[key] for key in options if key not in learning}, where)
+        if "trunk" in model:
+            return {**model, "trunk": {**model["trunk"], **learning}}
+        return {**model, **learning}
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        """Tensors of B observations, images `[B, H, W, 3]` or `[B, 3, H, W]` uint8, to `PolicyInputs`.
+
+        The text keeps a fixed length; the network drops columns in which every row is padding.
+        """
+        conventions = self.conventions
+        pixels = [_pixels(obs[key], conventions.image_size, key) for key in conventions.cameras]
+        sentences = decode_instructions(obs["instruction"])
+        text_BL, mask_BL = pad_ids([tokenize(sentence) for sentence in sentences], MAX_TOKENS)
+        device = pixels[0].device
+        return PolicyInputs(
+            pixels_BMCHW=pixels[0].unsqueeze(1) if len(pixels) == 1 else torch.stack(pixels, dim=1),
+            text_BL=upload(text_BL, device),
+            text_mask_BL=mask_BL,
+            state_BS=upload(obs["state"].float(), device) if conventions.state_dim else None,
+        )
 
     @property
     def kept_bytes(self) -> int:
@@ -178,9 +212,6 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
     """A small VLA: 256 bins per action dim, the whole chunk decoded in one pass."""
 
     family: ClassVar[str] = "nano"
-    default_conventions: ClassVar[Conventions] = Conventions(
-        cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
-    )
 
     def __init__(self, conventions: Conventions, config: NanoConfig) -> None:
         codec = UniformBins()
@@ -205,11 +236,6 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         self.privileged = PrivilegedHead(width, config.privileged_dim) if config.privileged_dim else None
 
     @classmethod
-    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        learning, others = split_options(options)
-        return {**super().with_options(model, others, where), **learning}
-
-    @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
         config = config_from_options(options, conventions.image_size)
         return cls(replace(conventions, image_size=fit_image_size(conventions.image_size, config.grid)), config)
@@ -231,9 +257,6 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         shared = self.value_reader is None
         return (p for p in self.value_parameters() if not (shared and p is self.value_head.query))
 
-    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        return prepare_inputs(obs, self.conventions)
-
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         encoding = self.encode_observation(inputs)
         # Not of the arm's state: an expert goes straight to its thing, so the hand's place would tell the thing's.
@@ -245,6 +268,14 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
             x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
             hidden_BKD, value_BD = x_BQD[:, :-1], x_BQD[:, -1]
         return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BD), privileged_BP=privileged_BP)
+
+
+def _pixels(image: Tensor, size: int, key: str) -> Tensor:
+    """Uint8 images to float32 `[B, 3, size, size]` in [-1, 1], averaged down or interpolated up."""
+    pixels = channels_last(image, key).permute(0, 3, 1, 2).float().mul_(1.0 / 127.5).sub_(1.0)
+    if pixels.shape[2:] != (size, size):
+        pixels = functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+    return pixels
 
 
 def _keep_encodings(trunk: NanoTrunk, *_: object) -> None:

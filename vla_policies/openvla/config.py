@@ -1,35 +1,37 @@
-"""The files of a checkpoint in OpenVLA's layout, and the settings that its makers keep in their scripts."""
+"""The files of a checkpoint in OpenVLA's layout, the settings that its makers keep in their scripts, and the configs of
+fresh weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_text
-from vla_policies.checkpoint_io.folder import OWN_KEY as OWN_KEY
-from vla_policies.checkpoint_io.folder import read_config, read_once
+from vla_policies.checkpoint_io.folder import OWN_KEY, read_config, read_once
 from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.conventions import Conventions
 from vla_policies.modules.feature_cache import check_gib
-from vla_policies.openvla.vision import TowerShape, tower_shape
-from vla_policies.processing.norm_stats import Bounds
-from vla_policies.processing.tokenizer_files import MOST_BYTES
+from vla_policies.modules.lora_config import LoraSettings
+from vla_policies.processing.statistics import Bounds
+from vla_policies.processing.text import MOST_BYTES
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 """Small files of the layout that are copied unread."""
-
 NUM_BINS = 256
 """V."""
+OFT_ALONE = ("head", "use_state", "stop_token")
+"""Settings without a meaning for OpenVLA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Use of a checkpoint; in the original these are flags of the scripts. All but `lora` may be given
-    as `backbone_kwargs`; defaults follow from the data set the checkpoint was trained on."""
+    """Use of a checkpoint; in the original these are flags of the scripts. All may be given as `backbone_kwargs`;
+    defaults follow from the data set the checkpoint was trained on."""
 
     cameras: tuple[str, ...] = ("image",)
     """Observation keys of its images, main camera first."""
@@ -66,11 +68,55 @@ class Settings:
     """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none."""
     quantization: Literal["int8", "nf4"] | None = None
     """Keep the linear layers of towers, projector and language model (not its head) in 8 or 4 bits, frozen."""
-    lora: Mapping[str, Any] | None = None
-    """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
+    lora: LoraSettings | None = None
+    """Train adapters and the value head only."""
 
     def __post_init__(self) -> None:
         check_gib(self.cache_features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerShape:
+    """One vision transformer."""
+
+    width: int
+    """Features of a patch."""
+    depth: int
+    heads: int
+    mlp: int
+    """Hidden features of a block's MLP."""
+    image_size: int
+    """Side of the image, pixels."""
+    dino: bool
+    """Class token, 4 register tokens and LayerScale (DINOv2), or an attention pool that is never used (SigLIP)."""
+
+
+DINO, SIGLIP = "vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"
+_TIMM: dict[str, tuple[dict[str, int], float]] = {
+    DINO: ({"embed_dim": 1024, "depth": 24, "num_heads": 16}, 4.0),
+    SIGLIP: ({"embed_dim": 1152, "depth": 27, "num_heads": 16}, 3.7362),
+}
+"""timm's id -> its shape, and the MLP's ratio."""
+
+
+def tower_shape(timm_id: str, overrides: Mapping[str, int], image_size: int) -> TowerShape:
+    """The shape that timm gives `timm_id`; `overrides` are timm's own keyword arguments."""
+    if timm_id not in _TIMM:
+        raise unknown_name("vision tower", timm_id, _TIMM)
+    defaults, ratio = _TIMM[timm_id]
+    shape = {**defaults, **overrides}
+    if shape.keys() != defaults.keys() or shape["num_heads"] < 1 or shape["embed_dim"] % shape["num_heads"]:
+        raise BadValue(
+            f"timm_model_kwargs may set {', '.join(defaults)}, embed_dim a multiple of num_heads; got {dict(overrides)}"
+        )
+    return TowerShape(
+        width=shape["embed_dim"],
+        depth=shape["depth"],
+        heads=shape["num_heads"],
+        mlp=int(shape["embed_dim"] * ratio),
+        image_size=image_size,
+        dino=timm_id == DINO,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +150,7 @@ class OpenVLAConfig:
         """Shapes of the image towers, the main one first."""
         ids, sizes = self.official["timm_model_ids"], self.official["image_sizes"]
         overrides = self.official.get("timm_model_kwargs") or [{}] * len(ids)
-        return tuple(
-            tower_shape(timm_id, dict(kw), size) for timm_id, kw, size in zip(ids, overrides, sizes, strict=True)
-        )
+        return tuple(tower_shape(*tower) for tower in zip(ids, overrides, sizes, strict=True))
 
     @property
     def image_size(self) -> int:
@@ -123,53 +167,44 @@ class OpenVLAConfig:
     def pad_id(self) -> int:
         return int(self.official["pad_token_id"])
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; inverse of `config_from_json`."""
-        return {
-            "official": dict(self.official),
-            "preprocessor": dict(self.preprocessor),
-            "files": dict(self.files),
-            "unnorm_key": self.unnorm_key,
-            "settings": to_json(self.settings),
-        }
-
 
 def stored_dtype(official: Mapping[str, Any]) -> str:
     """Type of the weights in the files, under the name of transformers 4 or that of 5."""
     return str(official.get("torch_dtype") or official.get("dtype") or "float32")
 
 
-def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
-    """Inverse of `OpenVLAConfig.to_json`."""
-    settings = from_json(Settings, values["settings"], f"settings of {where}")
-    return from_json(OpenVLAConfig, {**values, "settings": settings}, where)
+# Files ------------------------------------------------------------------------------------------------
 
 
-_NEEDED = (
-    *("timm_model_ids", "image_sizes", "text_config"),
-    *("pad_token_id", "pad_to_multiple_of", "n_action_bins"),
-)
-OfficialFiles = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
+@dataclass(frozen=True, kw_only=True)
+class _Needed:
+    """Keys of `config.json` that every checkpoint has."""
+
+    timm_model_ids: tuple[str, ...]
+    image_sizes: tuple[int, ...]
+    text_config: Mapping[str, Any]
+    pad_token_id: int
+    pad_to_multiple_of: int
+    n_action_bins: int
 
 
-def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFiles:
+def read_official_files(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """(config without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
-    where = folder / "config.json"
+    where = f"'{folder / 'config.json'}'"
     official = {key: value for key, value in config.items() if key != OWN_KEY}
-    if lacking := [key for key in _NEEDED if key not in official]:
-        raise BadValue(f"'{where}' lacks {', '.join(lacking)}, which every OpenVLA checkpoint has")
-    if official["n_action_bins"] != NUM_BINS:
-        raise BadValue(f"'{where}' has n_action_bins {official['n_action_bins']}, OpenVLA has {NUM_BINS}")
-    words = official["text_config"]["vocab_size"]
-    check_integer(f"vocab_size of '{where}'", words, NUM_BINS)
-    check_integer(f"pad_token_id of '{where}'", official["pad_token_id"], 0, words - 1)
-    check_integer(f"pad_to_multiple_of of '{where}'", official["pad_to_multiple_of"], 0, words - NUM_BINS)
+    needed = from_json(_Needed, official, where, others=True)
+    words = needed.text_config.get("vocab_size")
+    if type(words) is not int or words < NUM_BINS or needed.n_action_bins != NUM_BINS:
+        raise BadValue(f"{where}: vocab_size must be {NUM_BINS} or more, and n_action_bins {NUM_BINS}")
+    if not 0 <= needed.pad_token_id < words or not 0 <= needed.pad_to_multiple_of <= words - NUM_BINS:
+        raise BadValue(f"{where}: pad_token_id and pad_to_multiple_of must lie within the vocabulary of {words} words")
     fresh = OWN_KEY in config and config[OWN_KEY].get("unnorm_key") is None
-    for name in (PREPROCESSOR_FILE,) if fresh else (TOKENIZER_FILE, PREPROCESSOR_FILE):
-        if not (folder / name).is_file():
-            raise BadValue(f"checkpoint folder '{folder}' lacks {name}, which every OpenVLA checkpoint has")
-    names = [TOKENIZER_FILE, *COMPANIONS]
-    files = {name: read_once(folder / name, _read_file) for name in names if (folder / name).is_file()}
+    if not fresh and not (folder / TOKENIZER_FILE).is_file():
+        raise BadValue(f"checkpoint folder '{folder}' lacks {TOKENIZER_FILE}, which every OpenVLA checkpoint has")
+    paths = [folder / name for name in (TOKENIZER_FILE, *COMPANIONS)]
+    files = {path.name: read_once(path, _read_file) for path in paths if path.is_file()}
     return official, read_config(folder, PREPROCESSOR_FILE), files
 
 
@@ -177,13 +212,74 @@ def _read_file(path: Path) -> str:
     return read_text(path, most=MOST_BYTES)
 
 
-OFT_ALONE = ("head", "use_state", "stop_token")
-"""Settings without a meaning for OpenVLA."""
-
-
 def check_options(options: Mapping[str, Any], family: str) -> None:
     """Raise unless every option is a field of `Settings` that the family reads."""
-    known = [name for name in Settings.__dataclass_fields__ if family != "openvla" or name not in OFT_ALONE]
+    known = [field.name for field in fields(Settings) if family != "openvla" or field.name not in OFT_ALONE]
     for key in options:
         if key not in known:
             raise unknown_name(f"setting in backbone_kwargs of {family}", key, known)
+
+
+# Fresh weights ----------------------------------------------------------------------------------------
+
+
+def _tower(embed_dim: int, depth: int, num_heads: int) -> dict[str, int]:
+    return {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+
+
+def _text(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"image": 56, "towers": (_tower(32, 3, 2), _tower(48, 3, 3)), "text": _text(64, 176, 2, 4)},
+    "100m": {"image": 224, "towers": (_tower(384, 8, 6), _tower(384, 8, 6)), "text": _text(512, 1376, 12, 8)},
+    "7b": {"image": 224, "towers": (_tower(1024, 24, 16), _tower(1152, 27, 16)), "text": {}},
+}
+"""Name -> image side, overrides of the two timm models, overrides of the Llama-2-7B config."""
+
+
+def fresh_config(conventions: Conventions, options: Mapping[str, Any], base: Settings, family: str) -> OpenVLAConfig:
+    """The config of fresh weights: from a `size` and settings, or from the values of an `OpenVLAConfig`."""
+    if "official" in options:
+        return from_json(OpenVLAConfig, options, f"backbone_kwargs of {family}")
+    size = options["size"]
+    if size not in SIZES:
+        raise unknown_name(f"size of {family}", str(size), SIZES)
+    own = {key: value for key, value in options.items() if key != "size"}
+    check_options(own, family)
+    given = replace(base, cameras=conventions.cameras, chunk=conventions.chunk)
+    settings = from_json(Settings, {**to_json(given), **own}, f"backbone_kwargs of {family}")
+    return OpenVLAConfig(
+        official=_official(SIZES[size]),
+        preprocessor={
+            "means": [(0.485, 0.456, 0.406), (0.5,) * 3],
+            "stds": [(0.229, 0.224, 0.225), (0.5,) * 3],
+        },
+        files={},
+        unnorm_key=None,
+        settings=settings,
+    )
+
+
+def _official(size: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "timm_model_ids": [DINO, SIGLIP],
+        "timm_model_kwargs": [dict(tower) for tower in size["towers"]],
+        "image_sizes": [size["image"], size["image"]],
+        "image_resize_strategy": "resize-naive",
+        "use_fused_vision_backbone": True,
+        "n_action_bins": 256,
+        "pad_token_id": 32000,
+        "pad_to_multiple_of": 64,
+        "norm_stats": {},
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000, **size["text"]},
+        "torch_dtype": "bfloat16",
+    }

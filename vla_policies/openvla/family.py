@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,52 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.actions.codec import ActionCodec
+from vla_policies.actions.sampling import ActionCodec
 from vla_policies.backbone import Backbone, Header
-from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, write_json
+from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, OWN_KEY, write_json
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, write_safetensors
+from vla_policies.checkpoint_io.weights import check_tensors, fill
 from vla_policies.conventions import Conventions
+from vla_policies.lora_backbone import LoraBackbone
 from vla_policies.model_folder import ModelFolder, Request
-from vla_policies.modules.device_map import place
 from vla_policies.modules.feature_cache import GIB, FeatureCache
-from vla_policies.modules.lora import (
-    LoraSettings,
-    attach,
-    attached_settings,
-    check_adapter,
-    copy_adapter,
-    is_attached,
-    load_adapter,
-    merge,
-    save_adapter,
-    switched_off,
-)
-from vla_policies.modules.quantization import check_installed
-from vla_policies.modules.value_head import ValueHead
+from vla_policies.modules.heads import ValueHead
+from vla_policies.modules.lora_config import LoraSettings
+from vla_policies.modules.quantization import check_installed, packed
 from vla_policies.openvla import checkpoint
-from vla_policies.openvla.config import (
-    OWN_KEY,
-    OpenVLAConfig,
-    Settings,
-    check_options,
-    config_from_json,
-    stored_dtype,
-)
-from vla_policies.openvla.fresh import fresh_config, initialise
-from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
+from vla_policies.openvla.config import OpenVLAConfig, Settings, check_options, fresh_config, stored_dtype
+from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork, initialise
 from vla_policies.openvla.processor import OpenVLAProcessor
-from vla_policies.processing.norm_stats import STATISTICS_FILE, read_statistics
+from vla_policies.processing.statistics import STATISTICS_FILE, read_statistics
 from vla_policies.types import PolicyInputs
 
 
-class OpenVLAFamily(Backbone):
+class OpenVLAFamily(LoraBackbone):
     """Base of both families; subclasses implement decoding."""
 
-    default_conventions: ClassVar[Conventions]
-    takes_adapters: ClassVar[bool] = True
     takes_quantization: ClassVar[bool] = True
     recompute_option: ClassVar[str | None] = "recompute"
+    lora_targets: ClassVar[tuple[str, ...] | str] = LORA_TARGETS
     base_settings: ClassVar[Settings]
     """Settings of a checkpoint without its own."""
 
@@ -113,12 +92,12 @@ class OpenVLAFamily(Backbone):
         backbone.value_head.initialise()
         if config.settings.quantization is not None:
             backbone.network.quantize(config.settings.quantization, backbone.weight_dtype)
-        backbone.finish()
+        backbone.attach_lora()
         return backbone
 
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
-        return cls(conventions, config_from_json(config, where), where)
+        return cls(conventions, from_json(OpenVLAConfig, config, where), where)
 
     @classmethod
     def check_chunk(cls, chunk: int) -> None:
@@ -131,12 +110,9 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
         check_options(request.options, cls.family)
-        found, conventions = checkpoint.resolve(model, request, cls.base_settings, cls.makers_settings)
+        found, conventions, sampling = checkpoint.resolve(model, request, cls.base_settings, cls.makers_settings)
         cls.check_chunk(conventions.chunk)
-        wanted = request.action_spec or checkpoint.saved_spec(model.config)
-        spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
-        conventions = replace(conventions, action_spec=spec)
-        return Header(cls.family, conventions, checkpoint.saved_sampling(model.config), found.to_json())
+        return Header(cls.family, conventions, sampling, to_json(found))
 
     @classmethod
     def makers_settings(cls, model: ModelFolder, unnorm_key: str | None) -> Mapping[str, Any]:
@@ -147,15 +123,8 @@ class OpenVLAFamily(Backbone):
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"dtype": dtype}
 
-    def place(self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None) -> None:
-        place(self.network, "language_model.model.layers", device_map, offload_folder)
-        main = next(self.network.parameters()).device
-        for part in self.children():
-            if part is not self.network:
-                part.to(main)
-
     def config_json(self) -> dict[str, Any]:
-        return self.config.to_json()
+        return to_json(self.config)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
@@ -177,21 +146,18 @@ class OpenVLAFamily(Backbone):
         if not self.keeps_features or inputs.keys is None:
             return self.network.encode_images(pixels_BMCHW)
         if self._features is None:
-            self._features = self._new_cache()
+            self._features = FeatureCache(self.kept_bytes)
+            if not self.network.image_encoder_frozen:
+                raise BadValue(
+                    "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
+                    f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
+                )
 
         def encode(places: list[int]) -> list[tuple[Tensor]]:
             return [(patch_PD,) for patch_PD in self.network.encode_images(pixels_BMCHW[places])]
 
         rows = self._features.rows(inputs.keys, encode)
         return torch.stack([patch_PD for (patch_PD,) in rows])
-
-    def _new_cache(self) -> FeatureCache:
-        if not self.network.image_encoder_frozen:
-            raise BadValue(
-                "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
-                f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
-            )
-        return FeatureCache(self.kept_bytes)
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""
@@ -203,50 +169,33 @@ class OpenVLAFamily(Backbone):
     @property
     def weight_dtype(self) -> torch.dtype:
         """Type of the network's weights; the heads are float32 in any case."""
-        return checkpoint.weight_dtype(self.config, on_gpu=self.built_for_gpu)
+        name: str = self.config.settings.dtype
+        if name == "auto":
+            name = stored_dtype(self.config.official) if self.built_for_gpu else "float32"
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        self._features = None
-        checkpoint.load_weights(
-            folder, self.network, self.value_head, self.weight_dtype, self.config.settings.quantization
-        )
-        self.load_heads([*beside, folder])
-        self.finish()
-
-    def check_weights(self, folder: Path) -> None:
-        checkpoint.check_weights(folder, self.network)
-
-    def as_loaded(self) -> None:
-        self.network.to(self.weight_dtype)
-        self.finish()
-
-    def restore(self, folder: Path) -> None:
-        self._features = None
-        if self.has_adapter:
-            copy_adapter(self.network, folder)
-            values = read_safetensors(folder / checkpoint.VALUE_HEAD_FILE)
+        """Read the weights; a folder without a critic gets a fresh one."""
+        (tensors, critic), scheme = checkpoint.read_weights(folder), self.config.settings.quantization
+        if scheme is None:
+            fill(self.network, tensors, folder, lambda _: self.weight_dtype)
         else:
-            tensors, values = checkpoint.read_weights(folder)
             check_tensors(folder, tensors, self.network.state_dict())
-            self.network.load_state_dict(tensors)
-        checkpoint.load_value_head(self.value_head, values, folder)
-        self.restore_heads(folder)
+            self.network.quantize(scheme, self.weight_dtype)
+            # One tensor after the other: of the whole weights only what the files map is ever there.
+            self.network.load_state_dict(dict(packed(self.network, tensors, self.weight_dtype)), assign=True)
+        if critic:
+            fill(self.value_head, critic, folder, lambda _: torch.float32)
+        else:
+            self.value_head.initialise()
+        self.load_heads([*beside, folder])
+        self.attach_lora()
 
-    def load_heads(self, folders: Sequence[Path]) -> None:
+    def load_heads(self, folders: Sequence[Path], *, needed: bool = True) -> None:
         """Read the weights that a family keeps beside the common ones, each from the first folder that has it."""
-
-    def restore_heads(self, folder: Path) -> None:
-        """As `load_heads`, in place; a head that the folder lacks keeps its weights."""
 
     def save_heads(self, folder: Path) -> None:
         """Write the files of `load_heads`."""
-
-    def finish(self) -> None:
-        """After loading: attach adapters where set, and freeze unused weights."""
-        if self.config.settings.lora is not None:
-            settings = from_json(LoraSettings, self.config.settings.lora, f"lora of {self.family}")
-            attach(self.network, settings, LORA_TARGETS)
-        self.network.freeze_unused()
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         saved = self.config
@@ -257,41 +206,35 @@ class OpenVLAFamily(Backbone):
         checkpoint.save_folder(folder, saved, self.network, self.value_head, own_settings)
         self.save_heads(folder)
 
-    @property
-    def has_adapter(self) -> bool:
-        return is_attached(self.network)
+    # Adapters -------------------------------------------------------------------------------------
 
     @property
-    def adapter_options(self) -> object | None:
+    def adapted(self) -> nn.Module:
+        return self.network
+
+    @property
+    def lora(self) -> LoraSettings | None:
         return self.config.settings.lora
 
-    def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
-        revision = self.source_revision if base == self.source else None
-        save_adapter(self.network, folder, base, revision)
-        write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
+    def set_lora(self, settings: LoraSettings | None) -> None:
+        self._set(lora=settings)
+
+    def load_beside(self, folder: Path) -> None:
+        if (folder / checkpoint.VALUE_HEAD_FILE).is_file():
+            fill(self.value_head, checkpoint.read_critic(folder), folder, lambda _: torch.float32)
+        self.load_heads([folder], needed=False)
+
+    def save_beside(self, folder: Path, config: Mapping[str, Any]) -> None:
+        checkpoint.write_critic(folder, self.value_head)
         self.save_heads(folder)
         own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own_settings})
         if self.config.statistics:
             write_json(folder / STATISTICS_FILE, self.config.statistics, sort_keys=True)
 
-    def check_adapter(self, folder: Path) -> None:
-        check_adapter(self.network, folder)
-
-    def load_adapter(self, folder: Path) -> None:
-        load_adapter(self.network, folder)
-        settings = attached_settings(self.network)
-        self._update_settings(lora=None if settings is None else to_json(settings))
+    def finish(self) -> None:
+        self._features = None
         self.network.freeze_unused()
-        path = folder / checkpoint.VALUE_HEAD_FILE
-        if path.is_file():
-            checkpoint.load_value_head(self.value_head, read_safetensors(path), path)
-        self.restore_heads(folder)
-
-    @contextmanager
-    def adapter_off(self) -> Iterator[None]:
-        with switched_off(self.network):
-            yield
 
     def merge_adapter(self) -> None:
         if (scheme := self.config.settings.quantization) is not None:
@@ -299,13 +242,11 @@ class OpenVLAFamily(Backbone):
                 f"weights kept in {scheme} cannot take the adapter up; open its folder over the original weights, with "
                 "backbone_kwargs quantization: null, and merge there"
             )
-        self._features = None
-        merge(self.network)
+        super().merge_adapter()
         # All of it trains from here on, so no features can be cached.
-        self._update_settings(lora=None, cache_features=0.0)
+        self._set(cache_features=0.0)
         self.network.requires_grad_(True)
-        self.network.freeze_unused()
+        self.finish()
 
-    def _update_settings(self, **settings: Any) -> None:
-        """Change settings, from which Stable-Baselines3's `load` builds the network again."""
+    def _set(self, **settings: Any) -> None:
         self.config = replace(self.config, settings=replace(self.config.settings, **settings))

@@ -18,8 +18,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from vla_policies.modules.activation_checkpointing import CheckpointFn
 from vla_policies.modules.fused_lora import linears
+from vla_policies.modules.training import CheckpointFn
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys, turned to their places, and values of some tokens in one layer, `[B, heads, L, head_dim]` each."""

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.modules.activation_checkpointing import CheckpointFn, checkpoint_fn
 from vla_policies.modules.lora import linear_rows
 from vla_policies.modules.quantization import Scheme, quantize_layers
-from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
+from vla_policies.modules.training import CheckpointFn, checkpoint_fn
+from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig, TowerShape
 from vla_policies.openvla.llama import build_llama
-from vla_policies.openvla.vision import TowerShape, VisionTower
+from vla_policies.openvla.vision import LayerScale, VisionTower
 
 LANGUAGE_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 """The language model's layers alone, so that the image towers stay frozen."""
@@ -112,3 +112,22 @@ class PrismaticNetwork(nn.Module):
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the action tokens, ids ascending, float32 `[..., V]`; no other row is computed."""
         return linear_rows(self.language_model.lm_head, hidden, self.first_action_id, NUM_BINS)
+
+
+@torch.no_grad()
+def initialise(network: nn.Module) -> None:
+    """Random weights in the published networks' proportions: std 0.02, norms 1, biases 0."""
+    for module in network.modules():
+        if isinstance(module, VisionTower):
+            for name, parameter in module.named_parameters(recurse=False):
+                parameter.normal_(std=1e-6 if name == "reg_token" else 0.02)
+        elif isinstance(module, LayerScale):
+            module.scale_factor.fill_(1.0)
+        elif isinstance(module, (nn.Linear, nn.Embedding, nn.Conv2d)):
+            module.weight.normal_(std=0.02)
+            bias = module._parameters.get("bias")
+            if bias is not None:
+                bias.zero_()
+        else:
+            for name, parameter in module.named_parameters(recurse=False):
+                parameter.fill_(0.0 if name == "bias" else 1.0)

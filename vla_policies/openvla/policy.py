@@ -20,11 +20,11 @@ from vla_policies.actions.sampling import (
 )
 from vla_policies.backbone import Backbone, Header
 from vla_policies.conventions import Conventions
+from vla_policies.devices import upload
 from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers
-from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 

@@ -7,65 +7,17 @@ because the checkpoints hold them, and take no gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_gym.errors import BadValue, unknown_name
-from vla_policies.modules.activation_checkpointing import CheckpointFn
+from vla_policies.modules.training import CheckpointFn
+from vla_policies.openvla.config import TowerShape
 
 PATCH = 14
 """Side of a patch, pixels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TowerShape:
-    """One vision transformer."""
-
-    width: int
-    """Features of a patch."""
-    depth: int
-    heads: int
-    mlp: int
-    """Hidden features of a block's MLP."""
-    image_size: int
-    """Side of the image, pixels."""
-    dino: bool
-    """Class token, 4 register tokens and LayerScale (DINOv2), or an attention pool that is never used (SigLIP)."""
-
-
-_TIMM: dict[str, tuple[dict[str, int], float, bool]] = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": ({"embed_dim": 1024, "depth": 24, "num_heads": 16}, 4.0, True),
-    "vit_so400m_patch14_siglip_224": ({"embed_dim": 1152, "depth": 27, "num_heads": 16}, 3.7362, False),
-}
-"""timm's id -> its shape, the MLP's ratio, and whether it is the DINOv2 kind."""
-
-
-def tower_shape(timm_id: str, overrides: dict[str, int], image_size: int) -> TowerShape:
-    """The shape that timm gives `timm_id`; `overrides` are timm's own keyword arguments."""
-    if timm_id not in _TIMM:
-        raise unknown_name("vision tower", timm_id, _TIMM)
-    defaults, ratio, dino = _TIMM[timm_id]
-    for key in overrides:
-        if key not in defaults:
-            raise unknown_name("setting in timm_model_kwargs", key, defaults)
-    shape = {**defaults, **overrides}
-    if shape["num_heads"] < 1 or shape["embed_dim"] % shape["num_heads"]:
-        raise BadValue(
-            f"embed_dim of timm_model_kwargs must divide by num_heads, got {shape['embed_dim']} and "
-            f"{shape['num_heads']}"
-        )
-    return TowerShape(
-        width=shape["embed_dim"],
-        depth=shape["depth"],
-        heads=shape["num_heads"],
-        mlp=int(shape["embed_dim"] * ratio),
-        image_size=image_size,
-        dino=dino,
-    )
 
 
 class VisionTower(nn.Module):

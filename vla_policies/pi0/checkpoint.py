@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +22,22 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.folder import has_weights, read_once
+from vla_policies.checkpoint_io.folder import CONFIG_FILE, has_weights, read_once
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import read_shapes
-from vla_policies.conventions import CAMERA_KEYS, Conventions
-from vla_policies.model_folder import Maker, ModelFolder, Request
-from vla_policies.modules.gemma import GemmaShape
-from vla_policies.pi0.config import (
-    TRAITS,
-    VARIANTS,
-    NetworkShape,
-    Pi0Config,
-    Preprocessing,
-    VisionShape,
-)
-from vla_policies.pi0.prompt import TOKENIZER_FILE
-from vla_policies.processing.lerobot_files import (
-    ACTION,
-    feature_dims,
+from vla_policies.model_folder import Maker, ModelFolder
+from vla_policies.modules.streams import GemmaShape
+from vla_policies.pi0.config import TRAITS, VARIANTS, NetworkShape, Pi0Config, Preprocessing, VisionShape
+from vla_policies.pi0.processor import TOKENIZER_FILE
+from vla_policies.processing.statistics import Statistics, choose_key, statistics_of_numbers
+from vla_policies.vlm_flow.config import WORDS
+from vla_policies.vlm_flow.lerobot import (
+    check_supported,
     is_statistic,
     lerobot_statistics,
     normalizations,
-    relative_dims,
     statistics_in_weights,
 )
-from vla_policies.processing.norm_stats import choose_key
-from vla_policies.processing.statistics import Statistics, statistics_of_numbers
-from vla_policies.vlm_flow_config import WORDS
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """Keys of `config.json` of an openpi conversion, beside `precision`."""
@@ -124,18 +113,22 @@ def read_config(
     folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None, horizon: int | None = None
 ) -> Pi0Config:
     """The config of a published folder, statistics included; `horizon` is H where it is not the folder's own."""
-    where = f"'{folder / 'config.json'}'"
-    openpi = is_openpi(config)
-    if not openpi and config.get("type") != family:
-        raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{config.get('type')}'")
-    if config.get("adapt_to_pi_aloha") or config.get("use_delta_joint_actions_aloha"):
-        raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
-    if IMPLIED in config and horizon is None:
-        raise BadValue(
-            f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; give "
-            "backbone_kwargs horizon (openpi: 50 for pi0_libero, 10 for pi05_libero)"
-        )
-    network = _openpi_network(config, where) if openpi else _lerobot_network(config, where)
+    where, openpi, traits = f"'{folder / CONFIG_FILE}'", is_openpi(config), TRAITS[family]
+    if openpi:
+        if IMPLIED in config and horizon is None:
+            raise BadValue(
+                f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; "
+                "give backbone_kwargs horizon (openpi: 50 for pi0_libero, 10 for pi05_libero)"
+            )
+        network, max_tokens, num_steps = _openpi_network(config, where), traits.max_tokens, 10
+    else:
+        check_supported(folder, config)
+        settings = from_json(LerobotSettings, config, where, others=True)
+        if settings.type != family:
+            raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{settings.type}'")
+        network = settings.network(where)
+        max_tokens = settings.tokenizer_max_length or traits.max_tokens
+        num_steps = settings.num_inference_steps or settings.num_steps
     network = network if horizon is None else replace(network, horizon=horizon)
     statistics = statistics_of(folder, config)
     if not statistics and (others := sorted(folder.glob(f"**/{_OPENPI_STATISTICS}"))):
@@ -145,20 +138,16 @@ def read_config(
         )
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
-    traits = TRAITS[family]
-    kinds = normalizations(config, traits.normalization, where)
-    normalization = kinds["state"] or kinds["action"] or traits.normalization
-    action_dim = feature_dims(config, "output_features", ACTION, chosen.get("action"), network.action_width)
-    style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
+    state_kind, action_kind = normalizations(config, traits.normalization, where)
+    normalization = state_kind or action_kind or traits.normalization
     preprocessing = Preprocessing(
         normalization=normalization,
         epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
         epsilon_back=openpi,
-        delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
-        state=chosen.get("state") if kinds["state"] else None,
-        action=chosen.get("action") if kinds["action"] else None,
-        prompt_state=style,  # type: ignore[arg-type]
-        max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
+        state=chosen.get("state") if state_kind else None,
+        action=chosen.get("action") if action_kind else None,
+        prompt_state=("exact" if openpi else "padded") if traits.adaptive_norm else "none",
+        max_tokens=max_tokens,
         resize="pil" if openpi else "torch",
         tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
     )
@@ -168,8 +157,50 @@ def read_config(
         network=network,
         preprocessing=preprocessing,
         learning=replace(traits.learning, **_critic_settings(folder, network)),
-        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", config.get("num_steps", 10)))),
+        flow=FlowSettings(num_steps=num_steps),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LerobotSettings:
+    """Settings of lerobot's `config.json`, as far as they are read here."""
+
+    type: str
+    chunk_size: int
+    max_action_dim: int
+    max_state_dim: int
+    image_resolution: tuple[int, int] = (224, 224)
+    paligemma_variant: str = "gemma_2b"
+    action_expert_variant: str = "gemma_300m"
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    num_inference_steps: int | None = None
+    num_steps: int = 10
+    tokenizer_max_length: int | None = None
+    tiny_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes of small random networks."""
+
+    def network(self, where: str) -> NetworkShape:
+        """Sizes of the network."""
+        if len(set(self.image_resolution)) != 1:
+            raise BadValue(f"{where}: image_resolution must be square, got {list(self.image_resolution)}")
+        tiny = self.tiny_overrides
+        vision = from_json(VisionShape, tiny.get("vision", {}), f"vision of {where}")
+        vlm, expert = (
+            from_json(GemmaShape, tiny[name], where) if name in tiny else _variant(name, where)
+            for name in (self.paligemma_variant, self.action_expert_variant)
+        )
+        return NetworkShape(
+            vision=replace(vision, image_size=self.image_resolution[0]),
+            vlm=vlm,
+            expert=expert,
+            horizon=self.chunk_size,
+            action_width=self.max_action_dim,
+            state_width=self.max_state_dim,
+            min_period=self.min_period,
+            max_period=self.max_period,
+            vocab_size=int(tiny.get("vocab_size", OPENPI_VOCABULARY)),
+        )
 
 
 def _critic_settings(folder: Path, network: NetworkShape) -> dict[str, Any]:
@@ -192,7 +223,7 @@ def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def has_time_mlp(folder: Path) -> bool:
-    """Whether the expert's norms are conditioned on time, as in pi0.5 only. Reads no tensors."""
+    """Whether the expert's norms are conditioned on time, as in pi0.5 only."""
     return any(name.removeprefix("model.") == "time_mlp_in.weight" for name in read_shapes(folder))
 
 
@@ -237,32 +268,6 @@ def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
     )
 
 
-def _lerobot_network(config: Mapping[str, Any], where: str) -> NetworkShape:
-    lacking = [key for key in ("chunk_size", "max_action_dim", "max_state_dim") if key not in config]
-    if lacking:
-        raise BadValue(f"{where} lacks {', '.join(lacking)}")
-    resolution = list(config.get("image_resolution", (224, 224)))
-    if len(set(resolution)) != 1:
-        raise BadValue(f"{where}: image_resolution must be square, got {resolution}")
-    tiny = config.get("tiny_overrides", {})
-    vlm = config.get("paligemma_variant", "gemma_2b")
-    expert = config.get("action_expert_variant", "gemma_300m")
-    shape = NetworkShape(
-        vision=replace(
-            from_json(VisionShape, tiny.get("vision", {}), f"vision of {where}"),
-            image_size=int(resolution[0]),
-        ),
-        vlm=from_json(GemmaShape, tiny[vlm], where) if vlm in tiny else _variant(vlm, where),
-        expert=from_json(GemmaShape, tiny[expert], where) if expert in tiny else _variant(expert, where),
-        horizon=int(config["chunk_size"]),
-        action_width=int(config["max_action_dim"]),
-        state_width=int(config["max_state_dim"]),
-        min_period=float(config.get("min_period", 4e-3)),
-        max_period=float(config.get("max_period", 4.0)),
-    )
-    return replace(shape, vocab_size=int(tiny["vocab_size"])) if "vocab_size" in tiny else shape
-
-
 def _variant(name: str, where: str) -> GemmaShape:
     if name not in VARIANTS:
         raise unknown_name(f"Gemma variant in {where}", str(name), VARIANTS)
@@ -301,32 +306,7 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     found = {}
     root = folder / _OPENPI_ASSETS if _in_assets(folder) else folder
     for path in sorted(root.glob(f"**/{_OPENPI_STATISTICS}")):
-        try:
-            parts = read_once(path, read_json_object)["norm_stats"]
-            entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}
-        except BadValue:
-            raise
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadValue(
-                f"'{path}' holds no openpi statistics (norm_stats with state and actions): {error}"
-            ) from error
+        parts = read_once(path, read_json_object)["norm_stats"]
+        entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}
         found[path.parent.relative_to(root).as_posix()] = entry
     return found
-
-
-def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
-    """The environment's cameras, chunk and dims, else those the checkpoint was trained with."""
-    spec, size = request.action_spec, own.network.vision.image_size
-    if request.wanted is not None:
-        return replace(request.wanted, image_size=size, action_spec=spec or request.wanted.action_spec)
-    statistics = own.preprocessing
-    return Conventions(
-        cameras=CAMERA_KEYS,
-        image_size=size,
-        state_dim=feature_dims(
-            config, "input_features", "observation.state", statistics.state, own.network.state_width
-        ),
-        chunk=int(config.get("n_action_steps", own.network.horizon)),
-        action_dim=feature_dims(config, "output_features", ACTION, statistics.action, own.network.action_width),
-        action_spec=spec,
-    )

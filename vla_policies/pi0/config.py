@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.modules.gemma import GemmaShape
-from vla_policies.vlm_flow_config import (
+from vla_policies.modules.streams import GemmaShape
+from vla_policies.vlm_flow.config import (
     WORDS,
     FlowLearning,
     FlowPreprocessing,
@@ -99,8 +99,6 @@ class NetworkShape(FlowShape):
 class Preprocessing(FlowPreprocessing):
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
-    normalization: Literal["mean_std", "quantiles"] = "mean_std"
-    """Statistics in use, for state and action alike."""
     epsilon: float = 0.0
     """Added to the divisor when normalising and, with `epsilon_back`, when going back (openpi 1e-6, lerobot 1e-8)."""
     epsilon_back: bool = False
@@ -115,6 +113,10 @@ class Preprocessing(FlowPreprocessing):
     """Resize of images: PIL's bilinear on bytes (openpi's clients) or torch's on floats (lerobot)."""
     tokenizer: Literal["paligemma", "words"] = "paligemma"
     """"words" hashes words, for small random networks that no tokenizer belongs to."""
+
+    @property
+    def epsilons(self) -> tuple[float, float]:
+        return self.epsilon, self.epsilon if self.epsilon_back else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,14 +13,13 @@ from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header
 from vla_policies.checkpoint_io.folder import CONFIG_FILE, weight_files, write_json, write_text
-from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weights import check_tensors, fill, read_shapes, read_tensors, write_tensors
+from vla_policies.checkpoint_io.json_records import as_annotated, to_json
+from vla_policies.checkpoint_io.weights import fill, read_tensors, write_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
 from vla_policies.model_folder import Maker, ModelFolder, Request
 from vla_policies.pi0.checkpoint import (
     IMPLIED,
-    folder_conventions,
     has_time_mlp,
     implied_config,
     maker_of,
@@ -32,14 +29,11 @@ from vla_policies.pi0.checkpoint import (
 )
 from vla_policies.pi0.config import TRAITS, Pi0Config, full_config, tiny_config
 from vla_policies.pi0.network import Pi0Network, VisionLanguageModel
-from vla_policies.pi0.processor import Pi0Processor
-from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
-from vla_policies.processing.lerobot_files import is_statistic
+from vla_policies.pi0.processor import TOKENIZER_FILE, Pi0Processor
 from vla_policies.types import PolicyInputs
-from vla_policies.vlm_flow_backbone import Context, VLMFlowBackbone
-from vla_policies.vlm_flow_config import WORDS, VLMFlowConfig
-
-_log = logging.getLogger(__name__)
+from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
+from vla_policies.vlm_flow.config import VLMFlowConfig
+from vla_policies.vlm_flow.lerobot import folder_conventions, is_statistic
 
 NETWORK = "network."
 """Prefix of the network's tensors in folders of this project, and in no published one."""
@@ -108,47 +102,29 @@ class Pi0Backbone(VLMFlowBackbone):
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
         own = read_config(model.folder, model.config, cls.family, request.unnorm_key, horizon).with_options(options)
-        conventions = folder_conventions(model.config, own, request)
-        return Header(
-            family=cls.family,
-            conventions=conventions if cameras is None else replace(conventions, cameras=cameras),
-            sampling=Sampling(),
-            model=own.to_json(),
-        )
+        conventions = folder_conventions(model.config, own, request, cameras, len(CAMERA_KEYS))
+        return Header(cls.family, conventions, Sampling(), to_json(own))
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
-        where = weight_files(folder)[0]
-        fill(self, self._completed(read_tensors(folder, skip=is_statistic), where), where, self._dtype_of)
-        self._restore_buffers()
-        preprocessing = self.config.preprocessing
-        if preprocessing.action is None and preprocessing.tokenizer == "paligemma":
-            _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
-        self._folder = folder
-        self._processor = self._build_processor()
-        self._reset_cache()
-
-    def check_weights(self, folder: Path) -> None:
-        where = weight_files(folder)[0]
-        check_tensors(where, self._completed(read_shapes(folder), where), self.state_dict())
-
-    def _completed(self, tensors: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
-        """A folder's tensors under their names here, and initial weights of heads that it lacks."""
-        own = any(name.startswith(NETWORK) for name in tensors)
-        if not own:
+        where, tensors = weight_files(folder)[0], read_tensors(folder, skip=is_statistic)
+        # Of a published folder any head may be absent, of this project's Flow-Noise's alone.
+        may_be_new: tuple[str, ...] = ("noise_head.",)
+        if not any(name.startswith(NETWORK) for name in tensors):
+            may_be_new = ("noise_head.", "value_head.")
             tensors = {
                 name if name.startswith("value_head.") else NETWORK + name: tensor
                 for name, tensor in network_names(tensors, where).items()
             }
-        first = {name: tensor for name, tensor in self.state_dict().items() if self._may_be_new(name, tensors, own=own)}
-        return {**first, **tensors}
-
-    def restore(self, folder: Path) -> None:
-        """Overwrite all weights in place by those of a folder that `save` wrote."""
-        tensors, where = read_tensors(folder), weight_files(folder)[0]
-        check_tensors(where, tensors, self.state_dict())
-        self.load_state_dict(tensors, strict=True)
-        self._reset_cache()
+        absent = tuple(head for head in may_be_new if not any(name.startswith(head) for name in tensors))
+        first = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(absent)}
+        fill(self, {**first, **tensors}, where, self._dtype_of)
+        # In no checkpoint, and on the meta device after an `empty` start.
+        embeddings = self.vlm.vision_tower.embeddings
+        if embeddings.position_ids.is_meta:
+            embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
+        self._folder = folder
+        self._loaded(folder)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,28 +147,10 @@ class Pi0Backbone(VLMFlowBackbone):
     # Inside -------------------------------------------------------------------------------------------
 
     def _build_processor(self) -> Pi0Processor:
-        preprocessing, shape = self.config.preprocessing, self.config.network
-        words = preprocessing.tokenizer == WORDS
-        encode = words_encoder(shape.vocab_size) if words else paligemma_encoder(self._folder)
-        tokenizer = PromptTokenizer(encode, preprocessing.max_tokens)
-        return Pi0Processor(self.conventions, preprocessing, shape, tokenizer)
+        return Pi0Processor(self.conventions, self.config.preprocessing, self.config.network, self._folder)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._vlm_dtype if name.startswith(NETWORK + "vlm.") else torch.float32
-
-    @staticmethod
-    def _may_be_new(name: str, tensors: Mapping[str, Tensor], *, own: bool) -> bool:
-        """Whether `name` is of a head that may be absent: any of a published folder; Flow-Noise's of others."""
-        head = name.split(".", 1)[0] + "."
-        if any(got.startswith(head) for got in tensors):
-            return False
-        return head == "noise_head." or (head == "value_head." and not own)
-
-    def _restore_buffers(self) -> None:
-        """Fill buffers that are in no checkpoint and are on the meta device after an `empty` start."""
-        embeddings = self.vlm.vision_tower.embeddings
-        if embeddings.position_ids.is_meta:
-            embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
 
     def _check_state(self) -> None:
         reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"

@@ -1,6 +1,6 @@
 """pi0's network: PaliGemma encodes images and text once; the action expert denoises given their keys and values.
 
-Letters as in `modules.gemma`; W is the VLM's width, E the expert's, H predicted actions, M cameras.
+Letters as in `modules.streams`; W is the VLM's width, E the expert's, H predicted actions, M cameras.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from vla_policies.modules.flow_head import FlowHead
-from vla_policies.modules.gemma import GemmaLayer, make_norm, suffix_mask
-from vla_policies.modules.prefix import Prefix, run_prefix
+from vla_policies.modules.heads import FlowHead
+from vla_policies.modules.streams import GemmaLayer, Prefix, make_norm, run_prefix, suffix_mask
 from vla_policies.pi0.config import NetworkShape
 
 

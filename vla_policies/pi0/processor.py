@@ -1,8 +1,9 @@
-"""Observation -> network inputs, denoised actions -> environment actions."""
+"""pi0's and pi0.5's processor: observation -> network inputs, denoised actions -> environment actions, as in openpi."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,64 +11,72 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
+from vla_policies.checkpoint_io.hub import call
 from vla_policies.conventions import Conventions
 from vla_policies.pi0.config import NetworkShape, Preprocessing
-from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
 from vla_policies.processing.images import channels_last, resize_bilinear
-from vla_policies.processing.observations import decode_instructions
-from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
-from vla_policies.transfer import upload
+from vla_policies.processing.text import read_tokenizer
 from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow.config import WORDS
+from vla_policies.vlm_flow.processor import Encode, FlowProcessor, TextTokenizer, words_encoder
+
+BOS = 2
+NEWLINE = 108
+"""PaliGemma's token for "\n"."""
+STATE_BINS = 256
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_REPO = "google/paligemma-3b-pt-224"
 
 
-class Pi0Processor:
+class Pi0Processor(FlowProcessor):
     """Preprocessing and postprocessing of one checkpoint.
 
-    Cameras that the conventions do not name have no tokens, which equals the masked tokens of the originals.
+    :param folder: where the checkpoint was read; None for fresh weights.
     """
 
-    def __init__(
-        self,
-        conventions: Conventions,
-        preprocessing: Preprocessing,
-        shape: NetworkShape,
-        tokenizer: PromptTokenizer,
-    ) -> None:
-        self.conventions = conventions
-        self.preprocessing = preprocessing
-        self.state_width = shape.state_width
-        self.image_size = shape.vision.image_size
-        self.tokenizer = tokenizer
-        self._check_statistics()
+    preprocessing: Preprocessing
 
-    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        """Tensors of B observations to inputs; the state is normalised and padded, `[B, state_width]`."""
-        pixels = [self._pixels(obs[key], key) for key in self.conventions.cameras]
-        device = pixels[0].device
-        state_BS = self._state(obs, len(pixels[0]))
-        text_BL, mask_BL = self._text(decode_instructions(obs["instruction"]), state_BS)
-        return PolicyInputs(
-            pixels_BMCHW=torch.stack(pixels, dim=1),
-            text_BL=upload(text_BL, device),
-            text_mask_BL=mask_BL,
-            state_BS=upload(functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])), device),
-        )
+    def __init__(
+        self, conventions: Conventions, preprocessing: Preprocessing, shape: NetworkShape, folder: Path | None
+    ) -> None:
+        words = preprocessing.tokenizer == WORDS
+        encode = words_encoder(NEWLINE + 1, shape.vocab_size) if words else paligemma_encoder(folder)
+        # The newline after pi0's text is a token of its own.
+        end = (NEWLINE,) if preprocessing.prompt_state == "none" else ()
+        tokenizer = TextTokenizer(lambda text: (BOS, *encode(text), *end), preprocessing.max_tokens)
+        super().__init__(conventions, preprocessing, shape, tokenizer)
+        self.image_size = shape.vision.image_size
+        if not 0 <= preprocessing.delta_dims <= min(conventions.state_dim, conventions.action_dim):
+            raise BadValue(
+                f"delta_dims must be at most the state's and the action's dims ({conventions.state_dim} and "
+                f"{conventions.action_dim}) and not below 0, got {preprocessing.delta_dims}"
+            )
+
+    def pixels(self, image: Tensor, key: str) -> Tensor:
+        image_BHWC = channels_last(image, key)
+        if self.preprocessing.resize == "pil":
+            image_BHWC = resize_pil(image_BHWC, self.image_size)
+        pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+        return resize_with_pad(pixels_BCHW, self.image_size)
+
+    def texts(self, instructions: Sequence[str], state_BS: Tensor) -> Sequence[str]:
+        style = self.preprocessing.prompt_state
+        if style == "none":
+            return [pi0_text(instruction) for instruction in instructions]
+        states = (self.padded(state_BS) if style == "padded" else state_BS).numpy().astype(np.float64)
+        return [pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)]
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""
-        action_BKA = x_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
-        action_BKA = self._unnormalise(action_BKA, self.preprocessing.action)
-        action_BKA = self._add_state(action_BKA, inputs, 1.0)
+        action_BKA = self._add_state(self.to_robot(x_BHD)[:, : self.conventions.chunk], inputs, 1.0)
         if self.preprocessing.binarize_gripper:
             opens_BK1 = action_BKA[..., -1:] > 0.5
             action_BKA = torch.cat([action_BKA[..., :-1], 2.0 * opens_BK1 - 1.0], dim=-1)
         return action_BKA.clamp(-1.0, 1.0)
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Environment actions to the network's units, `[B, K, A]`: inverse of `to_env`."""
         if self.preprocessing.binarize_gripper:
             action_BKA = torch.cat([action_BKA[..., :-1], (action_BKA[..., -1:] + 1.0) / 2.0], dim=-1)
-        return self._normalise(self._add_state(action_BKA, inputs, -1.0), self.preprocessing.action)
+        return super().from_env(self._add_state(action_BKA, inputs, -1.0), inputs)
 
     def _add_state(self, action_BKA: Tensor, inputs: PolicyInputs, sign: float) -> Tensor:
         """Actions with `sign` times the state added to their `delta_dims`."""
@@ -75,55 +84,38 @@ class Pi0Processor:
         if not dims:
             return action_BKA
         assert inputs.state_BS is not None
-        state_BS = self._unnormalise(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
+        state_BS = self.preprocessing.unnormalise(inputs.state_BS[:, : self.conventions.state_dim], "state")
         moved = action_BKA[..., :dims] + sign * state_BS[:, None, :dims]
         return torch.cat([moved, action_BKA[..., dims:]], dim=-1)
 
-    def _pixels(self, image: Tensor, key: str) -> Tensor:
-        """Uint8 images to float32 `[B, 3, size, size]` in [-1, 1]."""
-        image_BHWC = channels_last(image, key)
-        if self.preprocessing.resize == "pil":
-            image_BHWC = resize_pil(image_BHWC, self.image_size)
-        pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
-        return resize_with_pad(pixels_BCHW, self.image_size)
 
-    def _state(self, obs: Mapping[str, Tensor], num: int) -> Tensor:
-        """Normalised, on the CPU."""
-        if not self.conventions.state_dim:
-            return torch.zeros(num, 0)
-        return self._normalise(obs["state"].cpu().float(), self.preprocessing.state)
+def pi0_text(instruction: str) -> str:
+    """pi0's text of an instruction, without the newline, which is a token of its own."""
+    return instruction.strip().replace("_", " ").replace("\n", " ")
 
-    def _text(self, instructions: list[str], state_BS: Tensor) -> tuple[Tensor, Tensor]:
-        style = self.preprocessing.prompt_state
-        if style == "none":
-            return self.tokenizer.batch([pi0_text(instruction) for instruction in instructions], newline=True)
-        if style == "padded":
-            state_BS = functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
-        states = state_BS.numpy().astype(np.float64)
-        texts = [pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)]
-        return self.tokenizer.batch(texts, newline=False)
 
-    # Statistics ---------------------------------------------------------------------------------------
+def pi05_text(instruction: str, state_S: np.ndarray) -> str:
+    """pi0.5's text of an instruction and the normalised state in 256 bins over [-1, 1]."""
+    bins = " ".join(map(str, state_bins(state_S).tolist()))
+    return f"Task: {pi0_text(instruction)}, State: {bins};\nAction: "
 
-    def _normalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
-        preprocessing = self.preprocessing
-        return normalise(x, statistics, preprocessing.normalization, preprocessing.epsilon)
 
-    def _unnormalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
-        preprocessing = self.preprocessing
-        epsilon = preprocessing.epsilon if preprocessing.epsilon_back else 0.0
-        return unnormalise(x, statistics, preprocessing.normalization, epsilon)
+def state_bins(state: np.ndarray) -> np.ndarray:
+    """Numbers to the index of their bin, 0 .. 255 in [-1, 1]; -1 below."""
+    return np.digitize(state, np.linspace(-1.0, 1.0, STATE_BINS + 1)[:-1]) - 1
 
-    def _check_statistics(self) -> None:
-        for part, needed in (("state", self.conventions.state_dim), ("action", self.conventions.action_dim)):
-            check_dims(getattr(self.preprocessing, part), self.preprocessing.normalization, needed, part)
-        if self.conventions.state_dim > self.state_width:
-            raise BadValue(f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}")
-        if not 0 <= self.preprocessing.delta_dims <= min(self.conventions.state_dim, self.conventions.action_dim):
-            raise BadValue(
-                f"delta_dims must be at most the state's and the action's dims ({self.conventions.state_dim} and "
-                f"{self.conventions.action_dim}) and not below 0, got {self.preprocessing.delta_dims}"
-            )
+
+def paligemma_encoder(folder: Path | None) -> Encode:
+    """PaliGemma's tokenizer from the folder's `tokenizer.json`, or from the Hub where the folder has none."""
+    path = folder / TOKENIZER_FILE if folder is not None else None
+    if path is None or not path.is_file():
+        from huggingface_hub import hf_hub_download
+
+        lacking = f"checkpoint folder '{folder}' has no {TOKENIZER_FILE} (put one there), and " if folder else ""
+        what_failed = f"{lacking}PaliGemma's could not be fetched from {TOKENIZER_REPO}"
+        path = Path(call(lambda: hf_hub_download(TOKENIZER_REPO, TOKENIZER_FILE), what_failed))
+    tokenizer = read_tokenizer(path)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def resize_with_pad(image_BCHW: Tensor, size: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_policies.transfer import constant
+from vla_policies.devices import constant
 
 CROP_AREA = 0.9
 """Part of the area that a centre crop keeps, as in the random-crop augmentation of LIBERO fine-tunes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
 from vla_policies.conventions import Conventions
-from vla_policies.transfer import upload
+from vla_policies.devices import upload
 
 HOST_KEYS = ("instruction", "state")
 """Parts that are read on the CPU: words become tokens there, and a state may become words."""
@@ -78,16 +78,6 @@ def decode_instructions(bytes_BL: Tensor) -> list[str]:
         return [decode_instruction(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
     except UnicodeDecodeError as error:
         raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
-
-
-def pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int = 0) -> tuple[Tensor, Tensor]:
-    """Ragged token ids to int64 `[B, length]`, right padded with `pad`, and the bool mask of real ones."""
-    ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
-    mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        ids_BL[index, : len(row)] = torch.tensor(row)
-        mask_BL[index, : len(row)] = True
-    return ids_BL, mask_BL
 
 
 def _instruction_bytes(value: Any) -> Any:

@@ -1,56 +1,119 @@
-"""lerobot's folders of SmolVLA: their settings, statistics and weights; and writing them.
+"""lerobot's folders of SmolVLA: their settings, the network that they describe with the vision-language model's,
+statistics and weights; and writing them.
 
 Two layouts: since lerobot 0.4 statistics are in files of the pre- and postprocessor, before among the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
+from transformers import LlamaConfig, SmolVLMConfig
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.checkpoint_io.folder import CONFIG_FILE, write_json, write_text
 from vla_policies.checkpoint_io.folder import read_config as read_settings
-from vla_policies.checkpoint_io.weights import read_shapes, read_tensors, write_tensors
-from vla_policies.conventions import CAMERA_KEYS, Conventions
-from vla_policies.model_folder import Request
-from vla_policies.processing.lerobot_files import (
+from vla_policies.checkpoint_io.hub import HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.weights import read_tensors, write_tensors
+from vla_policies.conventions import Conventions
+from vla_policies.processing.statistics import Statistics, choose_key
+from vla_policies.smolvla.config import (
+    VLM_NAME,
+    Learning,
+    LlamaShape,
+    NetworkShape,
+    Preprocessing,
+    SmolVLAConfig,
+    VisionShape,
+)
+from vla_policies.smolvla.processor import TOKENIZER_FILES, bracket_ids
+from vla_policies.vlm_flow.config import WORDS
+from vla_policies.vlm_flow.lerobot import (
     ACTION,
     EPSILON,
     STATE,
-    feature_dims,
+    check_supported,
     is_statistic,
     lerobot_statistics,
     normalizations,
-    relative_dims,
     statistics_in_weights,
     write_processors,
 )
-from vla_policies.processing.norm_stats import choose_key
-from vla_policies.processing.statistics import Statistics
-from vla_policies.smolvla.config import Learning, Preprocessing, SmolVLAConfig
-from vla_policies.smolvla.lerobot_config import (
-    SETTINGS,
-    VLM_CONFIG,
-    VLM_FOLDER,
-    find_vlm,
-    network_shape,
-    pictures_of,
-    settings_of,
-    tokenizer_folder,
-    vlm_json,
-)
-from vla_policies.smolvla.tokenizer import TOKENIZER_FILES
-from vla_policies.vlm_flow_config import WORDS
 
 _UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 """Published, sometimes left out, and read by nothing."""
+VLM_FOLDER = "vlm"
+"""Name by which a folder of this project names a vision-language model that has no other."""
+VLM_CONFIG = "vlm_config.json"
+"""The vision-language model's `config.json` in a folder of this project, its tokenizer's files beside it."""
+VLM_FILES = ("*.json", "*.txt")
+"""Of a vision-language model, everything but its weights."""
+LEARNING = ("train_expert_only", "freeze_vision_encoder", "train_state_proj")
+"""Settings that are those of `Learning`."""
+SETTINGS: Mapping[str, Any] = {
+    "type": "smolvla",
+    "n_obs_steps": 1,
+    "input_features": {},
+    "output_features": {},
+    "device": "cpu",
+    "use_amp": False,
+    "use_peft": False,
+    "push_to_hub": False,
+    "repo_id": None,
+    "private": None,
+    "tags": None,
+    "license": None,
+    "pretrained_path": None,
+    "chunk_size": 50,
+    "n_action_steps": 50,
+    "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+    "max_state_dim": 32,
+    "max_action_dim": 32,
+    "resize_imgs_with_padding": [512, 512],
+    "empty_cameras": 0,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+    "tokenizer_max_length": 48,
+    "num_steps": 10,
+    "use_cache": True,
+    "freeze_vision_encoder": True,
+    "train_expert_only": True,
+    "train_state_proj": True,
+    "optimizer_lr": 1e-4,
+    "optimizer_betas": [0.9, 0.95],
+    "optimizer_eps": 1e-8,
+    "optimizer_weight_decay": 1e-10,
+    "optimizer_grad_clip_norm": 10,
+    "scheduler_warmup_steps": 1000,
+    "scheduler_decay_steps": 30000,
+    "scheduler_decay_lr": 2.5e-6,
+    "vlm_model_name": VLM_NAME,
+    "load_vlm_weights": False,
+    "add_image_special_tokens": False,
+    "attention_mode": "cross_attn",
+    "prefix_length": -1,
+    "pad_language_to": "longest",
+    "num_expert_layers": -1,
+    "num_vlm_layers": 16,
+    "self_attn_every_n_layers": 2,
+    "expert_width_multiplier": 0.75,
+    "min_period": 0.004,
+    "max_period": 4.0,
+    "rtc_config": None,
+    "compile_model": False,
+    "compile_mode": "max-autotune",
+}
+"""Keys of `config.json` and their defaults, as of lerobot 0.4.4, which knows no others; absent ones have these."""
 
 
 def settings_folder(folder: Path, beside: Sequence[Path] = ()) -> Path:
@@ -66,11 +129,8 @@ def read_config(
     source = settings_folder(folder, beside)
     where = f"'{source / CONFIG_FILE}'"
     values = {**SETTINGS, **{key: value for key, value in config.items() if key in SETTINGS}}
-    if values["adapt_to_pi_aloha"] or values["use_delta_joint_actions_aloha"]:
-        raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
-    if relative_dims(source, config, int(values["max_action_dim"])):
-        raise BadValue(f"{where}: relative actions (use_relative_actions) are not read here; they must be false")
-    kinds = normalizations(values, "mean_std", where)
+    check_supported(source, config)
+    state_kind, action_kind = normalizations(values, "mean_std", where)
     statistics = statistics_of(folder, beside)
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
@@ -78,17 +138,13 @@ def read_config(
     return SmolVLAConfig(
         network=network_shape(values, vlm, where),
         preprocessing=Preprocessing(
-            normalization=kinds["state"] or kinds["action"] or "mean_std",
-            state=chosen.get("state") if kinds["state"] else None,
-            action=chosen.get("action") if kinds["action"] else None,
+            normalization=state_kind or action_kind or "mean_std",
+            state=chosen.get("state") if state_kind else None,
+            action=chosen.get("action") if action_kind else None,
             max_tokens=int(values["tokenizer_max_length"]),
             tokenizer=str(vlm[1]),
         ),
-        learning=Learning(
-            train_expert_only=bool(values["train_expert_only"]),
-            freeze_vision_encoder=bool(values["freeze_vision_encoder"]),
-            train_state_proj=bool(values["train_state_proj"]),
-        ),
+        learning=from_json(Learning, {name: values[name] for name in LEARNING}, where),
         flow=FlowSettings(num_steps=int(values["num_steps"])),
         published=values,
     )
@@ -105,28 +161,6 @@ def portable(config: SmolVLAConfig) -> SmolVLAConfig:
     name = config.preprocessing.tokenizer
     return replace(
         config, preprocessing=replace(config.preprocessing, tokenizer=WORDS if name == WORDS else VLM_FOLDER)
-    )
-
-
-# Cameras, chunk, dims -----------------------------------------------------------------------------------
-
-
-def folder_conventions(own: SmolVLAConfig, request: Request, cameras: tuple[str, ...] | None) -> Conventions:
-    """The environment's chunk, dims and cameras, as many as the checkpoint knows, else those it was trained with."""
-    spec, size, values = request.action_spec, own.network.image_size, own.published
-    known = max(1, len(pictures_of(values)))
-    if request.wanted is not None:
-        wanted = request.wanted
-        chosen = wanted.cameras[:known] if cameras is None else cameras
-        return replace(wanted, cameras=chosen, image_size=size, action_spec=spec or wanted.action_spec)
-    shape, preprocessing = own.network, own.preprocessing
-    return Conventions(
-        cameras=CAMERA_KEYS[:known] if cameras is None else cameras,
-        image_size=size,
-        state_dim=feature_dims(values, "input_features", STATE, preprocessing.state, shape.state_width),
-        chunk=int(values["n_action_steps"]),
-        action_dim=feature_dims(values, "output_features", ACTION, preprocessing.action, shape.action_width),
-        action_spec=spec,
     )
 
 
@@ -152,16 +186,7 @@ def published_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_weights(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The network's tensors; where the folder leaves out the language head, which nothing reads, it is zeros."""
     tensors = published_names(read_tensors(folder, skip=is_statistic))
-    return _with_head(tensors, lambda: torch.zeros(wanted[_UNUSED].shape))
-
-
-def read_weight_shapes(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As `read_weights` on the meta device, from the files' headers."""
-    return _with_head(published_names(read_shapes(folder)), lambda: torch.empty(wanted[_UNUSED].shape, device="meta"))
-
-
-def _with_head(tensors: dict[str, Tensor], make: Callable[[], Tensor]) -> dict[str, Tensor]:
-    return tensors if _UNUSED in tensors else {**tensors, _UNUSED: make()}
+    return tensors if _UNUSED in tensors else {**tensors, _UNUSED: torch.zeros(wanted[_UNUSED].shape)}
 
 
 def statistics_of(folder: Path, beside: Sequence[Path] = ()) -> dict[str, dict[str, Statistics]]:
@@ -181,11 +206,7 @@ def write_folder(folder: Path, config: SmolVLAConfig, conventions: Conventions, 
     vlm_name = _write_vlm(folder, config)
     values = {**_published_values(config, conventions), "vlm_model_name": vlm_name}
     preprocessing = config.preprocessing
-    used = preprocessing.use_statistics
-    statistics = {
-        "state": preprocessing.state if used else None,
-        "action": preprocessing.action if used else None,
-    }
+    statistics = {"state": preprocessing.statistics("state"), "action": preprocessing.statistics("action")}
     write_processors(folder, _steps(values), statistics)
     write_json(folder / CONFIG_FILE, values)
 
@@ -203,7 +224,7 @@ def _write_vlm(folder: Path, config: SmolVLAConfig) -> str:
 
 def _published_values(config: SmolVLAConfig, conventions: Conventions) -> dict[str, Any]:
     """lerobot's settings of this network for these observations and actions."""
-    shape, learning = config.network, config.learning
+    shape = config.network
     values = {**SETTINGS, **(config.published or settings_of(shape))}
     pictures = {name: feature for name, feature in values["input_features"].items() if feature["type"] == "VISUAL"}
     if not pictures:
@@ -217,9 +238,7 @@ def _published_values(config: SmolVLAConfig, conventions: Conventions) -> dict[s
         "chunk_size": shape.horizon,
         "n_action_steps": conventions.chunk,
         "num_steps": config.flow.num_steps,
-        "train_expert_only": learning.train_expert_only,
-        "freeze_vision_encoder": learning.freeze_vision_encoder,
-        "train_state_proj": learning.train_state_proj,
+        **{name: getattr(config.learning, name) for name in LEARNING},
         "use_peft": False,
     }
 
@@ -249,3 +268,162 @@ def _steps(values: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         normaliser("normalizer_processor", {**values["input_features"], **values["output_features"]}),
     ]
     return before, [normaliser("unnormalizer_processor", values["output_features"]), dict(device)]
+
+
+# The network that settings describe -------------------------------------------------------------------
+
+
+def find_vlm(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where the vision-language model `name` of a checkpoint folder has its `config.json`, and the folder of its
+    tokenizer: in the checkpoint, beside it, here, or on the Hub."""
+    if (folder / VLM_CONFIG).is_file():
+        return folder / VLM_CONFIG, folder.resolve()
+    for place in (folder / name, folder.parent / name, user_path(name)):
+        if place.resolve() != folder.resolve() and (place / CONFIG_FILE).is_file():
+            return place / CONFIG_FILE, place.resolve()
+    hub = parse_hub_id(name)
+    if hub is None:
+        raise BadValue(
+            f"the vision-language model '{name}' of '{folder}' is no folder in it or beside it and no Hub id; put its "
+            f"{CONFIG_FILE} and tokenizer into '{folder / VLM_FOLDER}' and set vlm_model_name to {VLM_FOLDER}"
+        )
+    fetched = fetch(HubId(hub.repo, hub.revision), allow=VLM_FILES)
+    return fetched / CONFIG_FILE, fetched
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of `Preprocessing.tokenizer`: itself, or a Hub id's."""
+    path = user_path(name)
+    return path if path.is_dir() else find_vlm(path, name)[1]
+
+
+def network_shape(values: Mapping[str, Any], vlm: tuple[Path, Path], where: str) -> NetworkShape:
+    """Sizes of the network that lerobot builds from its settings and the vision-language model's, which is at `vlm`."""
+    whole, num_heads = _vlm_settings(vlm[0])
+    text, vision = whole.text_config, whole.vision_config
+    depth = values["num_vlm_layers"] if values["num_vlm_layers"] > 0 else text.num_hidden_layers
+    expert_depth = values["num_expert_layers"] if values["num_expert_layers"] > 0 else depth
+    width = int(text.hidden_size * values["expert_width_multiplier"])
+    heads = {
+        "num_heads": num_heads,
+        "num_kv_heads": text.num_key_value_heads,
+        "head_dim": text.head_dim,
+        "norm_epsilon": text.rms_norm_eps,
+    }
+    bracketed = bool(values["add_image_special_tokens"])
+    return NetworkShape(
+        vision=VisionShape(**{item.name: getattr(vision, item.name) for item in fields(VisionShape)}),
+        pixel_shuffle=whole.scale_factor,
+        picture_size=_picture_size(values["resize_imgs_with_padding"], where),
+        text=LlamaShape(width=text.hidden_size, mlp_dim=text.intermediate_size, depth=depth, **heads),
+        vocab_size=text.vocab_size,
+        image_brackets=bracket_ids(vlm[1]) if bracketed else None,
+        expert=LlamaShape(width=width, mlp_dim=expert_mlp(width), depth=expert_depth, **heads),
+        joint_layers=joint_layers(values, depth, expert_depth, where),
+        horizon=int(values["chunk_size"]),
+        action_width=int(values["max_action_dim"]),
+        state_width=int(values["max_state_dim"]),
+        min_period=float(values["min_period"]),
+        max_period=float(values["max_period"]),
+    )
+
+
+def _vlm_settings(path: Path) -> tuple[SmolVLMConfig, int]:
+    """Settings of the vision-language model, and the text model's heads, which they leave out: transformers wants the
+    width to be a multiple of them, which the network, whose heads have a size of their own, does not need."""
+    settings = read_json_object(path)
+    try:
+        text = {"model_type": "llama", **(settings.get("text_config") or {})}
+        num_heads = int(text.get("num_attention_heads", LlamaConfig.num_attention_heads))
+        own = {
+            "num_attention_heads": 1,
+            "num_key_value_heads": text.get("num_key_value_heads") or num_heads,
+            "head_dim": text.get("head_dim") or int(text.get("hidden_size", LlamaConfig.hidden_size)) // num_heads,
+        }
+        return SmolVLMConfig(**{**settings, "text_config": {**text, **own}}), num_heads
+    except (StrictDataclassError, ArithmeticError, TypeError, ValueError) as error:
+        raise BadValue(f"'{path}' is no config of a SmolVLM: {' '.join(str(error).split())}") from error
+
+
+def expert_mlp(width: int) -> int:
+    """Hidden features of the expert's MLPs: four times two thirds of its width, up to the next multiple of 256."""
+    return 256 * -(-4 * int(2 * width / 3) // 256)
+
+
+def joint_layers(values: Mapping[str, Any], depth: int, expert_depth: int, where: str) -> tuple[int, ...]:
+    """Expert layers with self-attention: every n-th text layer's, all without cross-attention, none where n <= 0.
+
+    With fewer expert layers than text layers lerobot decides a layer's sizes by its own number and what it does by its
+    text layer's; settings where the two differ, or a joint text layer has no expert, run nowhere and raise.
+    """
+    every = int(values["self_attn_every_n_layers"])
+
+    def joint(layer: int) -> bool:
+        return "cross" not in values["attention_mode"] or (every > 0 and layer % every == 0)
+
+    step = depth // expert_depth
+    if step > 1 and (
+        any(joint(layer) != joint(layer * step) for layer in range(expert_depth))
+        or any(joint(layer) for layer in range(depth) if layer % step)
+    ):
+        raise BadValue(
+            f"{where}: with {expert_depth} expert layers on {depth}, self_attn_every_n_layers must be <= 0 or >= "
+            f"{depth}, got {every}"
+        )
+    return tuple(layer for layer in range(expert_depth) if joint(layer))
+
+
+def _picture_size(sides: Any, where: str) -> int | None:
+    if sides is None:
+        return None
+    if not isinstance(sides, Sequence) or len(sides) != 2 or sides[0] != sides[1]:
+        raise BadValue(f"{where}: resize_imgs_with_padding must be two equal sides or null, got {sides}")
+    return int(sides[0])
+
+
+def pictures_of(values: Mapping[str, Any]) -> list[str]:
+    """Names of the cameras in `config.json`, absent ones that are always filled in left out, main camera first."""
+    features = values["input_features"]
+    pictures = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
+    return [name for name in pictures if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
+
+
+def settings_of(shape: NetworkShape) -> dict[str, Any]:
+    """The settings of `config.json` that give a network of this shape, for fresh weights."""
+    joint, depth = shape.joint_layers, shape.expert.depth
+    every = 0 if not joint else depth if len(joint) == 1 else joint[1]
+    sides = None if shape.picture_size is None else [shape.picture_size] * 2
+    return {
+        "resize_imgs_with_padding": sides,
+        "max_state_dim": shape.state_width,
+        "max_action_dim": shape.action_width,
+        "num_vlm_layers": shape.text.depth,
+        "num_expert_layers": depth,
+        "self_attn_every_n_layers": every,
+        "expert_width_multiplier": shape.expert.width / shape.text.width,
+        "min_period": shape.min_period,
+        "max_period": shape.max_period,
+    }
+
+
+def vlm_json(shape: NetworkShape) -> dict[str, Any]:
+    """The vision-language model's `config.json` that gives a network of this shape, for fresh weights."""
+    text = shape.text
+    return {
+        "model_type": "smolvlm",
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "scale_factor": shape.pixel_shuffle,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "smolvlm_vision", **asdict(shape.vision)},
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": text.width,
+            "intermediate_size": text.mlp_dim,
+            "num_hidden_layers": text.depth,
+            "num_attention_heads": text.num_heads,
+            "num_key_value_heads": text.num_kv_heads,
+            "head_dim": text.head_dim,
+            "rms_norm_eps": text.norm_epsilon,
+            "vocab_size": shape.vocab_size,
+        },
+    }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.modules.gemma import GemmaShape
-from vla_policies.modules.lora import LoraSettings
-from vla_policies.processing.statistics import Normalization
-from vla_policies.vlm_flow_config import FlowLearning, FlowPreprocessing, FlowShape, VLMFlowConfig, check_streams
+from vla_policies.modules.lora_config import LoraSettings
+from vla_policies.modules.streams import GemmaShape
+from vla_policies.processing.statistics import Statistics
+from vla_policies.vlm_flow.config import FlowLearning, FlowPreprocessing, FlowShape, Part, VLMFlowConfig, check_streams
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 """Repository of the vision-language model that the published weights are cut from."""
@@ -103,20 +103,19 @@ class NetworkShape(FlowShape):
 class Preprocessing(FlowPreprocessing):
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
-    normalization: Normalization = "mean_std"
-    """Statistics in use, for state and action alike."""
     use_statistics: bool = True
     """False takes states and actions as they are: for weights whose statistics are of another robot."""
     # `tokenizer`: folder or Hub id of the vision-language model whose tokenizer reads the text, or "words".
+
+    def statistics(self, part: Part) -> Statistics | None:
+        return super().statistics(part) if self.use_statistics else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(FlowLearning):
     """Heads and trainable parts."""
 
-    value_features: ClassVar[tuple[str, ...]] = ("state", "expert", "prefix")
-
-    value_feature: str = "state"
+    value_feature: Literal["state", "expert", "prefix"] = "state"
     """The critic's input: the state token after the VLM's last norm, which has seen everything; the mean over the
     expert's tokens at t = 1 and x = 0; or the mean over the VLM's image and text tokens, which have not seen the
     state."""

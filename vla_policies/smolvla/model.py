@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,35 +14,23 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header
 from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, OWN_KEY, read_config, weight_files, write_json
-from vla_policies.checkpoint_io.json_records import as_annotated, from_json
+from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
 from vla_policies.checkpoint_io.weights import check_tensors, fill, read_safetensors, write_safetensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
+from vla_policies.lora_backbone import LoraBackbone
 from vla_policies.model_folder import Maker, ModelFolder, Request
-from vla_policies.modules.lora import (
-    attach,
-    attached_settings,
-    check_adapter,
-    copy_adapter,
-    is_attached,
-    load_adapter,
-    merge,
-    merged_state,
-    save_adapter,
-    switched_off,
-)
-from vla_policies.processing.lerobot_files import DATA_SET
+from vla_policies.modules.lora import merged_state
+from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config
-from vla_policies.smolvla.lerobot_config import tokenizer_folder
 from vla_policies.smolvla.network import SmolVLANetwork, VisionLanguageModel, initialise
-from vla_policies.smolvla.processor import SmolVLAProcessor
-from vla_policies.smolvla.tokenizer import TextTokenizer, folder_encoder, words_encoder
+from vla_policies.smolvla.processor import SmolVLAProcessor, folder_tokenizer
 from vla_policies.types import PolicyInputs
-from vla_policies.vlm_flow_backbone import Context, VLMFlowBackbone
-from vla_policies.vlm_flow_config import WORDS, VLMFlowConfig
-
-_log = logging.getLogger(__name__)
+from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
+from vla_policies.vlm_flow.config import WORDS, VLMFlowConfig
+from vla_policies.vlm_flow.lerobot import DATA_SET, folder_conventions
+from vla_policies.vlm_flow.processor import TextTokenizer, words_encoder
 
 HEADS_FILE = "heads.safetensors"
 """The critic and Flow-Noise's network, beside the published weights."""
@@ -56,7 +42,16 @@ LORA_TARGETS = (
 projections of state, actions and time."""
 
 
-class SmolVLABackbone(VLMFlowBackbone):
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings:
+    """Settings beyond lerobot's layout with which a folder of this project opens the same way again."""
+
+    conventions: Conventions
+    sampling: Sampling
+    model: SmolVLAConfig
+
+
+class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
     """SmolVLA: a cut SmolVLM encodes images, text and state, a causal expert denoises.
 
     As the expert is causal, only the actions that are executed are denoised.
@@ -64,7 +59,7 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
-    takes_adapters: ClassVar[bool] = True
+    lora_targets: ClassVar[tuple[str, ...] | str] = LORA_TARGETS
     config_class: ClassVar[type[VLMFlowConfig]] = SmolVLAConfig
     config: SmolVLAConfig
     default_conventions: ClassVar[Conventions] = Conventions(
@@ -78,7 +73,7 @@ class SmolVLABackbone(VLMFlowBackbone):
         if not empty:
             for name, parameter in self.policy.named_parameters():
                 parameter.data = parameter.data.to(self._dtype_of(name))
-            self._finish()
+            self.attach_lora()
 
     def _build_network(self) -> None:
         self.policy = nn.ModuleDict({"model": SmolVLANetwork(self.config.network)})
@@ -132,64 +127,41 @@ class SmolVLABackbone(VLMFlowBackbone):
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         found = checkpoint.read_config(folder, config, request.unnorm_key, model.beside).with_options(options)
-        conventions = checkpoint.folder_conventions(found, request, cameras)
+        known = max(1, len(checkpoint.pictures_of(found.published)))
+        conventions = folder_conventions(found.published, found, request, cameras, known)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
-        return Header(cls.family, conventions, Sampling(), found.to_json())
+        return Header(cls.family, conventions, Sampling(), to_json(found))
 
     @classmethod
     def _own_header(cls, folder: Path, own: Mapping[str, Any], request: Request) -> Header:
-        where = f"{ADAPTER_SETTINGS} of '{folder}'"
         if request.unnorm_key not in (None, DATA_SET):
             raise unknown_name(f"unnorm_key in '{folder}'", str(request.unnorm_key), (DATA_SET,))
-        found = SmolVLAConfig.from_json(own["model"], f"model in {where}")
+        saved = from_json(OwnSettings, own, f"{ADAPTER_SETTINGS} of '{folder}'")
+        found, conventions = saved.model, saved.conventions
         if found.preprocessing.tokenizer != WORDS:
             found = checkpoint.with_tokenizer(found, folder)
-        conventions = from_json(Conventions, own["conventions"], f"conventions in {where}")
         if request.wanted is not None:
             conventions = replace(conventions, chunk=request.wanted.chunk)
-        return Header(
-            family=cls.family,
-            conventions=conventions,
-            sampling=from_json(Sampling, own["sampling"], f"sampling in {where}"),
-            model=found.with_options(request.options).to_json(),
-        )
+        return Header(cls.family, conventions, saved.sampling, to_json(found.with_options(request.options)))
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
         tensors = checkpoint.read_weights(folder, self.policy.state_dict())
         fill(self.policy, tensors, weight_files(folder)[0], self._dtype_of)
-        self._load_heads(folder)
-        preprocessing = self.config.preprocessing
-        if preprocessing.action is None and preprocessing.use_statistics and preprocessing.tokenizer != WORDS:
-            _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
-        self._processor = self._build_processor()
-        self._finish()
-
-    def check_weights(self, folder: Path) -> None:
-        wanted = self.policy.state_dict()
-        check_tensors(weight_files(folder)[0], checkpoint.read_weight_shapes(folder, wanted), wanted)
-
-    def restore(self, folder: Path) -> None:
-        """Overwrite all weights in place by those of a folder that `save` or `save_adapter` wrote."""
-        if self.has_adapter:
-            copy_adapter(self.policy, folder)
-        else:
-            tensors = checkpoint.read_weights(folder, self.policy.state_dict())
-            check_tensors(weight_files(folder)[0], tensors, self.policy.state_dict())
-            self.policy.load_state_dict(tensors, strict=True)
-        self._load_heads(folder)
-        self._reset_cache()
+        self.load_beside(folder)
+        self.attach_lora()
+        self._loaded(folder)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         tensors = merged_state(self.policy) if self.has_adapter else self.policy.state_dict()
         checkpoint.write_folder(folder, self.config, self.conventions, tensors)
-        self._save_own(folder, config)
+        self.save_beside(folder, config)
 
     def _heads(self) -> dict[str, Tensor]:
         names = ("value_head.", "noise_head.")
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(names)}
 
-    def _load_heads(self, folder: Path) -> None:
+    def load_beside(self, folder: Path) -> None:
         """Read the heads that the folder has; what one scheme trained may be opened with another."""
         path = folder / HEADS_FILE
         if not path.is_file():
@@ -200,50 +172,29 @@ class SmolVLABackbone(VLMFlowBackbone):
         check_tensors(path, stored, wanted)
         self.load_state_dict(stored, strict=False)
 
-    def _save_own(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def save_beside(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Write the heads, and the settings beyond lerobot's layout with which the folder opens the same way again."""
         write_safetensors(folder / HEADS_FILE, self._heads())
         saved = replace(self.config, learning=replace(self.config.learning, lora=None))
         own = {
             "conventions": self.conventions.to_json(),
             "sampling": config["sampling"],
-            "model": checkpoint.portable(saved).to_json(),
+            "model": to_json(checkpoint.portable(saved)),
         }
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own})
 
     # Adapters -----------------------------------------------------------------------------------------
 
     @property
-    def has_adapter(self) -> bool:
-        return is_attached(self.policy)
+    def adapted(self) -> nn.Module:
+        return self.policy
 
     @property
-    def adapter_options(self) -> object | None:
+    def lora(self) -> LoraSettings | None:
         return self.config.learning.lora
 
-    def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
-        revision = self.source_revision if base == self.source else None
-        save_adapter(self.policy, folder, base, revision)
-        self._save_own(folder, config)
-
-    def check_adapter(self, folder: Path) -> None:
-        check_adapter(self.policy, folder)
-
-    def load_adapter(self, folder: Path) -> None:
-        load_adapter(self.policy, folder)
-        self._set_learning(lora=attached_settings(self.policy))
-        self._load_heads(folder)
-        self._finish()
-
-    @contextmanager
-    def adapter_off(self) -> Iterator[None]:
-        with switched_off(self.policy):
-            yield
-
-    def merge_adapter(self) -> None:
-        merge(self.policy)
-        self._set_learning(lora=None)
-        self._finish()
+    def set_lora(self, settings: LoraSettings | None) -> None:
+        self.config = replace(self.config, learning=replace(self.config.learning, lora=settings))
 
     # Deciding -----------------------------------------------------------------------------------------
 
@@ -261,16 +212,15 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     def _build_processor(self) -> SmolVLAProcessor:
         preprocessing, shape = self.config.preprocessing, self.config.network
-        name = preprocessing.tokenizer
-        encoder = words_encoder(shape.vocab_size) if name == WORDS else folder_encoder(tokenizer_folder(name))
-        tokenizer = TextTokenizer(encoder, preprocessing.max_tokens)
+        if preprocessing.tokenizer == WORDS:
+            tokenizer = TextTokenizer(words_encoder(1, shape.vocab_size), preprocessing.max_tokens)
+        else:
+            folder = checkpoint.tokenizer_folder(preprocessing.tokenizer)
+            tokenizer = folder_tokenizer(folder, preprocessing.max_tokens)
         return SmolVLAProcessor(self.conventions, preprocessing, shape, tokenizer)
 
-    def _finish(self) -> None:
-        """With weights in place: attach adapters where set, freeze what is not trained."""
+    def finish(self) -> None:
         learning, network = self.learning, self.network
-        if self.config.learning.lora is not None and not self.has_adapter:
-            attach(self.policy, self.config.learning.lora, LORA_TARGETS)
         if not self.has_adapter:
             self._freeze()
         self.vlm.recompute = network.expert.recompute = learning.recompute_activations
@@ -299,11 +249,6 @@ class SmolVLABackbone(VLMFlowBackbone):
     @property
     def _prefix_is_frozen(self) -> bool:
         return not any(parameter.requires_grad for parameter in self.vlm.parameters())
-
-    def _set_learning(self, **settings: Any) -> None:
-        """Change settings, from which Stable-Baselines3's `load` builds the network again."""
-        learning = replace(self.config.learning, **settings)
-        self.config = replace(self.config, learning=learning)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._vlm_dtype if name.startswith("model.vlm_with_expert.vlm.") else torch.float32

@@ -1,97 +1,42 @@
-"""Observation -> network inputs, denoised actions -> environment actions, as lerobot's SmolVLA."""
+"""SmolVLA's processor: observation -> network inputs, denoised actions -> environment actions, as lerobot's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 
-import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object
 from vla_policies.conventions import Conventions
 from vla_policies.processing.images import channels_last
-from vla_policies.processing.lerobot_files import EPSILON
-from vla_policies.processing.observations import decode_instructions
-from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
+from vla_policies.processing.text import read_tokenizer
 from vla_policies.smolvla.config import NetworkShape, Preprocessing
-from vla_policies.smolvla.tokenizer import TextTokenizer
-from vla_policies.transfer import upload
-from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow.processor import FlowProcessor, TextTokenizer
+
+TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, "special_tokens_map.json")
+"""Files of a tokenizer."""
+BRACKETS = ("<fake_token_around_image>", "<global-img>")
+"""Names of the tokens of `NetworkShape.image_brackets`."""
 
 
-class SmolVLAProcessor:
-    """Preprocessing and postprocessing of one checkpoint.
-
-    Cameras that the conventions do not name have no tokens, which equals the masked tokens of the original.
-    """
+class SmolVLAProcessor(FlowProcessor):
+    """Preprocessing and postprocessing of one checkpoint."""
 
     def __init__(
-        self,
-        conventions: Conventions,
-        preprocessing: Preprocessing,
-        shape: NetworkShape,
-        tokenizer: TextTokenizer,
+        self, conventions: Conventions, preprocessing: Preprocessing, shape: NetworkShape, tokenizer: TextTokenizer
     ) -> None:
-        self.conventions = conventions
-        self.normalization = preprocessing.normalization
-        used = preprocessing.use_statistics
-        self.state_statistics = preprocessing.state if used else None
-        self.action_statistics = preprocessing.action if used else None
-        self.state_width = shape.state_width
+        super().__init__(conventions, preprocessing, shape, tokenizer)
         self.picture_size = shape.picture_size
-        self.tokenizer = tokenizer
-        self._check()
-
-    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        """Tensors of B observations to inputs; the state is normalised and padded, `[B, state_width]`."""
-        pixels = [self.pixels(obs[key], key) for key in self.conventions.cameras]
-        device = pixels[0].device
-        state_BS = torch.zeros(len(pixels[0]), 0)
-        if self.conventions.state_dim:
-            state_BS = self._normalise(obs["state"].cpu().float(), self.state_statistics)
-        text_BL, mask_BL = self.tokenizer.batch(decode_instructions(obs["instruction"]))
-        return PolicyInputs(
-            pixels_BMCHW=torch.stack(pixels, dim=1),
-            text_BL=upload(text_BL, device),
-            text_mask_BL=mask_BL,
-            state_BS=upload(functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])), device),
-        )
 
     def pixels(self, image: Tensor, key: str) -> Tensor:
-        """Uint8 images to float32 `[B, 3, size, size]` in [-1, 1]."""
         image_BCHW = channels_last(image, key).permute(0, 3, 1, 2).float() / 255.0
         if self.picture_size is not None:
             image_BCHW = resize_to_corner(image_BCHW, self.picture_size)
         return image_BCHW * 2.0 - 1.0
-
-    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""
-        return self.to_robot(x_BHD)[:, : self.conventions.chunk].clamp(-1.0, 1.0)
-
-    def to_robot(self, x_BHD: Tensor) -> Tensor:
-        """Denoised actions in the units of the data, `[B, H, A]`."""
-        action_BHA = x_BHD[..., : self.conventions.action_dim]
-        return unnormalise(action_BHA, self.action_statistics, self.normalization, 0.0)
-
-    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Environment actions to the network's units, `[B, K, A]`: inverse of `to_env`."""
-        return self._normalise(action_BKA, self.action_statistics)
-
-    def _normalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
-        return normalise(x, statistics, self.normalization, EPSILON if self.normalization == "mean_std" else 0.0)
-
-    def _check(self) -> None:
-        for part, statistics, needed in (
-            ("state", self.state_statistics, self.conventions.state_dim),
-            ("action", self.action_statistics, self.conventions.action_dim),
-        ):
-            try:
-                check_dims(statistics, self.normalization, needed, part)
-            except BadValue as error:
-                raise BadValue(f"{error}; those of another robot are left out by use_statistics: false") from error
-        if self.conventions.state_dim > self.state_width:
-            raise BadValue(f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}")
 
 
 def resize_to_corner(image_BCHW: Tensor, size: int) -> Tensor:
@@ -103,3 +48,33 @@ def resize_to_corner(image_BCHW: Tensor, size: int) -> Tensor:
     fitted = (int(height / ratio), int(width / ratio))
     resized = functional.interpolate(image_BCHW, fitted, mode="bilinear", align_corners=False)
     return functional.pad(resized, (size - fitted[1], 0, size - fitted[0], 0))
+
+
+def folder_tokenizer(folder: Path, max_tokens: int) -> TextTokenizer:
+    """The tokenizer of a vision-language model's folder; padding and side of truncation are its own."""
+    tokenizer = _read(folder)
+    settings = read_json_object(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    pad = settings.get("pad_token")
+    name = pad.get("content") if isinstance(pad, dict) else pad
+    return TextTokenizer(
+        lambda text: tokenizer.encode(text if text.endswith("\n") else text + "\n").ids,
+        max_tokens,
+        pad=(tokenizer.token_to_id(str(name)) if name is not None else None) or 0,
+        keep_end=settings.get("truncation_side", "right") == "left",
+    )
+
+
+def bracket_ids(folder: Path) -> tuple[int, int]:
+    """Ids of `BRACKETS`; raises `BadValue` where the tokenizer has them not."""
+    tokenizer = _read(folder)
+    begin, end = (tokenizer.token_to_id(name) for name in BRACKETS)
+    if begin is None or end is None:
+        raise BadValue(f"'{folder / TOKENIZER_FILE}' lacks the image tokens {', '.join(BRACKETS)}")
+    return begin, end
+
+
+def _read(folder: Path) -> Tokenizer:
+    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # they bring torch
 
     from vla_policies.policy import VLAPolicy
 
-_HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile", "device_map", "offload_folder")
+_HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile")
 """Of `policy_kwargs`, what `PolicyRef` does not say."""
 
 

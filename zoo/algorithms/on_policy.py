@@ -34,7 +34,7 @@ from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
-from vla_policies.precision import built_for
+from vla_policies.devices import built_for
 from zoo.algorithms.arguments import bound_arguments, constructor_signature
 from zoo.algorithms.losses import PolicyScorer, PPOLoss
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference

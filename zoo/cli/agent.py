@@ -48,8 +48,8 @@ from zoo.yaml_text import read_yaml_mapping
 if TYPE_CHECKING:  # it brings a protocol's packages
     from zoo.serving.client import PolicyServer
 
-_OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
-"""Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
+_OPENING = {"dtype": Literal["auto", "float32", "bfloat16"]}
+"""Keyword arguments of `VLAPolicy.from_pretrained` that say how weights are held."""
 OF_LEARNING = ("value_lr", "optimizer_kwargs")
 """Settings of a policy that do not apply where it only acts."""
 
@@ -248,7 +248,7 @@ def given_settings(params: Sequence[str]) -> dict[str, Any]:
     """Return `-params` of a command that rolls a policy out, checked as those of training.
 
     They are settings of the environment, and `policy_kwargs`, which may also say where the weights go
-    (`dtype`, `device_map`, `offload_folder`). Raises `UnknownName` or `BadValue` for others.
+    (`dtype`). Raises `UnknownName` or `BadValue` for others.
     """
     values = key_values(params)
     policy = values.pop("policy_kwargs", None)
@@ -271,8 +271,7 @@ def _policy_kwargs(values: Any) -> dict[str, Any]:
     where = "-params: policy_kwargs"
     if not isinstance(values, Mapping):
         return dict(check_settings("ppo", {"policy_kwargs": values}, "-params"))  # raises
-    mapped = {"device_map": Mapping[str, Any]} if isinstance(values.get("device_map"), Mapping) else {}
-    checked = check_fields({**annotations_of(PolicyOptions), **_OPENING, **mapped}, values, where)
+    checked = check_fields({**annotations_of(PolicyOptions), **_OPENING}, values, where)
     for name in checked:
         if name in OF_LEARNING:
             raise BadValue(f"{where}: {name} is for training; a policy that is rolled out learns nothing, leave it out")

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.modules.quantization import quantized_layers
-from vla_policies.modules.sharding_units import units
+from vla_policies.modules.training import units
 from zoo.distributed.process_group import lost_ranks
 
 MASTER = "master"

@@ -198,7 +198,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
 
     # They load torch, which a command's flags do without.
     from vla_policies.checkpoint_io.manifest import FORMER_FILE, MANIFEST_FILE
-    from vla_policies.processing.norm_stats import STATISTICS_FILE
+    from vla_policies.processing.statistics import STATISTICS_FILE
 
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.

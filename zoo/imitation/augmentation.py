@@ -16,7 +16,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.observation import encode_instruction
 from vla_policies.actions.noise import Noise
-from vla_policies.transfer import constant
+from vla_policies.devices import constant
 from zoo.yaml_text import read_yaml_mapping
 
 SHIFT = 4 / 84

@@ -25,8 +25,8 @@ from vla_gym.observation import encode_instruction
 from vla_gym.specs import Benchmark
 from vla_gym.system.limits import main_memory
 from vla_policies import VLAPolicy
+from vla_policies.devices import upload
 from vla_policies.processing.observations import on_device
-from vla_policies.transfer import upload
 from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration, StoredImages

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from vla_policies.devices import upload
 from vla_policies.processing.observations import HOST_KEYS
-from vla_policies.transfer import upload
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, importance_weight, to_level
 from zoo.rollout.types import Minibatch, Step

@@ -18,7 +18,7 @@ from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
-from vla_policies.precision import built_for
+from vla_policies.devices import built_for
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of

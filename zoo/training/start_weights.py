@@ -12,10 +12,10 @@ from vla_gym.reading import user_path
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
+from vla_policies.devices import built_for
 from vla_policies.loading import check_checkpoint
 from vla_policies.model_folder import Request
 from vla_policies.modules.lora_config import read_adapter_config
-from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import adapter_folder, find_checkpoint, open_folder, resolve_policy
 from zoo.config.batch_plan import benchmark_of, observation_layout

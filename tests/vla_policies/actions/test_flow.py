@@ -3,11 +3,10 @@ import math
 import pytest
 import torch
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_policies.actions.flow import (
     FlowSettings,
     bounded_std,
-    flow_cps_law,
     flow_sde_law,
     flow_times,
     gaussian_entropy,
@@ -16,7 +15,6 @@ from vla_policies.actions.flow import (
     join_steps,
     matching_pair,
     matching_times,
-    step_law,
     step_mean,
     time_embedding,
 )
@@ -87,15 +85,6 @@ def test_samples_may_be_at_different_steps() -> None:
     assert std_J[0] > std_J[1] > std_J[2]
 
 
-def test_flow_cps_keeps_the_size_of_the_noise() -> None:
-    std_J, pull_J = flow_cps_law(4, 0.5)
-    next_J = torch.tensor([0.75, 0.5, 0.25, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(std_J.square() + (next_J - pull_J).square(), next_J.square())
-    assert std_J[-1] == 0
-    assert FlowSettings(scheme="flow_cps").num_random_steps == 3
-    torch.testing.assert_close(step_law(FlowSettings(scheme="flow_cps"))[0], std_J.float())
-
-
 def test_times_run_from_noise_to_action() -> None:
     assert flow_times(4).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
 
@@ -126,8 +115,6 @@ def test_joint_log_probability_as_sum_and_as_mean() -> None:
     assert join_steps(per_step, "sum").tolist() == [9.0]
     # The initial noise counts as a fourth term.
     assert join_steps(per_step, "mean").tolist() == [2.25]
-    with pytest.raises(ValueError, match="joint must be one of"):
-        join_steps(per_step, "product")
 
 
 def test_the_gaussian_velocity_gives_actions_of_the_asked_spread() -> None:
@@ -162,32 +149,18 @@ def test_time_embedding_by_hand() -> None:
     assert got.dtype == torch.float64
     # Angles: 2 pi / 4e-3 = 500 pi (sine 0, cosine 1) and 2 pi / 4 = pi / 2 (sine 1, cosine 0).
     assert got[0].tolist() == pytest.approx([0.0, 1.0, 1.0, 0.0], abs=1e-9)
-    with pytest.raises(ValueError, match="width must be even"):
-        time_embedding(torch.tensor([1.0]), 3)
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    "settings",
     [
-        ({"num_steps": 0}, BadValue, "num_steps must be >= 1"),
-        ({"scheme": "flow_sd"}, UnknownName, "Did you mean 'flow_sde'"),
-        ({"joint": "men"}, UnknownName, "Did you mean 'mean'"),
-        ({"noise_level": 0.0}, BadValue, "noise_level must be > 0"),
-        ({"noise_level": 1e300}, BadValue, "noise_level must be > 0 and at most 1000"),
-        ({"noise_std": (0.2, 0.1)}, BadValue, "two rising numbers"),
-        ({"eval_noise": "none"}, UnknownName, "no eval_noise 'none'"),
-        ({"num_steps": 1, "last_step_random": False}, BadValue, "num_steps must be >= 2"),
-        ({"num_steps": 1, "scheme": "flow_cps"}, BadValue, "num_steps must be >= 2"),
-        ({"noise_level": 1.0, "scheme": "flow_cps"}, BadValue, "must be < 1"),
+        {"num_steps": 0},
+        {"noise_level": 0.0},
+        {"noise_level": 1e300},
+        {"noise_std": (0.2, 0.1)},
+        {"num_steps": 1, "last_step_random": False},
     ],
 )
-def test_wrong_settings_are_named(settings: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_wrong_settings_are_named(settings: dict) -> None:
+    with pytest.raises(BadValue, match=next(iter(settings))):
         FlowSettings(**settings)
-
-
-def test_wrong_shapes_are_named() -> None:
-    with pytest.raises(ValueError, match=r"\[samples, horizon, dims\]"):
-        step_mean(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), 0.5)
-    with pytest.raises(ValueError, match="num_steps >= 1"):
-        flow_sde_law(0, 0.5)

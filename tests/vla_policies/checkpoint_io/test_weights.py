@@ -57,9 +57,8 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
 def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 15064000000\n")
-    for read in (weights.shapes_of, weights.read_safetensors):
-        with pytest.raises(BadValue, match="pointer of Git LFS"):
-            read(path)
+    with pytest.raises(BadValue, match="pointer of Git LFS"):
+        weights.read_safetensors(path)
 
 
 def test_large_weights_go_into_shards_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +154,7 @@ def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -
         weights.fill(layer, {"weight": tensors["weight"], "basi": tensors["bias"]}, tmp_path, dtypes.get)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, weights.read_pt])
+@pytest.mark.parametrize("read", [weights.read_safetensors, weights.read_pt])
 def test_a_pipe_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(BadValue, match="is no regular file, but a pipe"):

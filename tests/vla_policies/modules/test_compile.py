@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.modules.compile import compile_blocks
+from vla_policies.modules.training import compile_blocks
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes]
 """The compiler warns of itself."""

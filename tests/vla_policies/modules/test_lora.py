@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vla_policies.modules.lora import LoraSettings, attach, is_zero
+from vla_policies.modules.lora import attach, is_zero
+from vla_policies.modules.lora_config import LoraSettings
 
 
 def test_an_adapter_is_zero_until_it_is_trained():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vla_policies.actions.codec import UniformBins
+from vla_policies.actions.sampling import UniformBins
 from vla_policies.nano.layers import (
     ActionHead,
     Block,

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.nano.config import NanoConfig
+from vla_policies.nano.config import SIZES, NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.model import NanoBackbone
 from vla_policies.processing.observations import observation_keys
+from vla_policies.processing.text import tokenize
+from vla_policies.types import PolicyInputs
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 MakePolicy = Callable[..., VLAPolicy]
@@ -277,3 +281,126 @@ def test_a_checkpoint_says_that_its_encoder_is_frozen_until_it_is_told_otherwise
         opened(tmp_path / "again", freeze_encoder=True, critic="own")
     frozen.save(str(tmp_path / "sb3.pth"))
     assert VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu").backbone.keeps_features
+
+
+MakeObs = Callable[..., dict[str, np.ndarray]]
+
+
+def tensors(obs: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(value) for key, value in obs.items()}
+
+
+def prepare_inputs(obs: dict[str, torch.Tensor], conventions: Conventions) -> PolicyInputs:
+    return NanoBackbone(conventions, config_from_options({"size": "tiny"}, conventions.image_size)).prepare(obs)
+
+
+def test_pixels_by_hand(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = tensors(make_obs(2))
+    obs["image"][0, 5, 7] = torch.tensor([0, 255, 51], dtype=torch.uint8)
+    inputs = prepare_inputs(obs, conventions)
+    assert inputs.pixels_BMCHW.shape == (2, 2, 3, 32, 32)
+    # 51 / 127.5 - 1 = -0.6
+    assert inputs.pixels_BMCHW[0, 0, :, 5, 7].tolist() == pytest.approx([-1.0, 1.0, -0.6], abs=1e-6)
+
+
+def test_channel_first_images_give_the_same(conventions: Conventions, make_obs: MakeObs) -> None:
+    last = tensors(make_obs(2))
+    first = {key: value.permute(0, 3, 1, 2) if "image" in key else value for key, value in last.items()}
+    assert torch.equal(prepare_inputs(last, conventions).pixels_BMCHW, prepare_inputs(first, conventions).pixels_BMCHW)
+
+
+def test_larger_images_are_averaged_down(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = tensors(make_obs(1, size=64))
+    obs["image"][:] = 255
+    obs["image"][:, :32] = 0
+    pixels = prepare_inputs(obs, conventions).pixels_BMCHW[0, 0]
+    assert pixels.shape == (3, 32, 32)
+    assert torch.allclose(pixels[:, :15], torch.tensor(-1.0))
+    assert torch.allclose(pixels[:, 17:], torch.tensor(1.0))
+
+
+def test_words_and_mask(conventions: Conventions, make_obs: MakeObs) -> None:
+    inputs = prepare_inputs(tensors(make_obs(3)), conventions)
+    assert inputs.text_mask_BL.sum(dim=1).tolist() == [4, 7, 1]
+    assert tuple(inputs.text_BL[0, :4].tolist()) == tokenize("reach the red block")
+
+
+def test_without_state_there_is_none(conventions: Conventions, make_obs: MakeObs) -> None:
+    assert prepare_inputs(tensors(make_obs(1)), replace(conventions, state_dim=0)).state_BS is None
+
+
+def test_the_observation_is_left_as_it_was(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = tensors(make_obs(2))
+    before = {key: value.clone() for key, value in obs.items()}
+    prepare_inputs(obs, conventions)
+    assert all(torch.equal(obs[key], before[key]) for key in obs)
+
+
+@pytest.mark.parametrize("image", [torch.zeros(2, 32, 32, 3), torch.zeros(2, 32, 32, 4, dtype=torch.uint8)])
+def test_images_that_are_not_uint8_rgb_raise(conventions: Conventions, make_obs: MakeObs, image: torch.Tensor) -> None:
+    with pytest.raises(BadValue, match="'image' must be uint8"):
+        prepare_inputs({**tensors(make_obs(2)), "image": image}, conventions)
+
+
+def test_bytes_that_are_no_text_raise(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = tensors(make_obs(1))
+    obs["instruction"][0, :2] = torch.tensor([0xC3, 0x28], dtype=torch.uint8)
+    with pytest.raises(BadValue, match="not UTF-8"):
+        prepare_inputs(obs, conventions)
+    obs["instruction"][:] = 0
+    with pytest.raises(BadValue, match="holds no word"):
+        prepare_inputs(obs, conventions)
+    with pytest.raises(BadValue, match=r"must be bytes \[B, 160\]"):
+        prepare_inputs({**obs, "instruction": obs["instruction"][:, :100]}, conventions)
+
+
+def test_small_is_the_default_and_fields_go_over_the_preset() -> None:
+    assert config_from_options({}, 128) == config_from_options({"size": "small"}, 128)
+    config = config_from_options({"size": "tiny", "depth": 5}, 128)
+    assert (config.width, config.depth) == (SIZES["tiny"]["width"], 5)
+
+
+@pytest.mark.parametrize(("image_size", "grid"), [(16, 2), (32, 4), (64, 8), (96, 8), (128, 8), (256, 8)])
+def test_the_grid_follows_the_image(image_size: int, grid: int) -> None:
+    assert config_from_options({}, image_size).grid == grid
+
+
+@pytest.mark.parametrize(("image_size", "seen"), [(32, 32), (96, 96), (100, 96), (128, 128), (224, 224), (20, 32)])
+def test_the_image_is_cut_to_a_multiple(image_size: int, seen: int) -> None:
+    assert fit_image_size(image_size, grid=8) == seen
+
+
+def test_unknown_options_name_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"'widht'.*Did you mean 'width'"):
+        config_from_options({"widht": 8}, 32)
+    with pytest.raises(UnknownName, match=r"no size of nano 'smal'.*Did you mean 'small'"):
+        config_from_options({"size": "smal"}, 32)
+    with pytest.raises(UnknownName, match=r"'sharde'.*Did you mean 'shared'"):
+        config_from_options({"critic": "sharde"}, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"width": 30, "heads": 4}, "width"),
+        ({"width": 6, "heads": 3}, "width"),
+        ({"depth": 0}, "depth"),
+        ({"bin_features": 7}, "bin_features"),
+        ({"initial_std": 0.0}, "initial_std"),
+        ({"bin_smoothness": -1.0}, "bin_smoothness"),
+    ],
+)
+def test_impossible_shapes_raise(change: dict, word: str) -> None:
+    shape = {"width": 32, "heads": 2, "depth": 1, "readers": 1, "grid": 4}
+    with pytest.raises(BadValue, match=word):
+        NanoConfig(**{**shape, **change})
+
+
+def test_sizes_that_fill_memory_are_refused_before_it_is_taken() -> None:
+    # 128 blocks x 4096^2 x (4 + 2 x 3) = 2.1e10
+    with pytest.raises(BadValue, match="21474836480"):
+        config_from_options({"width": 4096, "heads": 32, "depth": 125, "readers": 3}, 64)
+
+
+def test_every_preset_is_within_the_limits() -> None:
+    assert all(config_from_options({"size": size}, 128).width for size in SIZES)

@@ -14,11 +14,10 @@ from torch import Tensor
 from vla_policies.actions.sampling import Sampling
 from vla_policies.loading import load_checkpoint
 from vla_policies.model_folder import Request
-from vla_policies.modules.activation_checkpointing import store_activations
+from vla_policies.modules.training import store_activations
 from vla_policies.openvla.llama import prefill, run_layers
 from vla_policies.openvla.policy import OpenVLABackbone
-from vla_policies.openvla.processor import bin_centres
-from vla_policies.openvla.prompts import openvla_prompt
+from vla_policies.openvla.processor import bin_centres, openvla_prompt
 from vla_policies.resolver import open_folder
 from vla_policies.types import PolicyInputs
 

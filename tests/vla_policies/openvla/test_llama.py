@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_policies.modules.activation_checkpointing import store_activations, store_inputs
+from vla_policies.modules.training import checkpoint_fn, store_activations
 from vla_policies.openvla.llama import Segment, build_llama, run_layers, run_layers_at
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -13,7 +13,7 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vo
 
 @pytest.mark.parametrize("key_value_heads", [4, 2])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("run_block", [store_activations, store_inputs])
+@pytest.mark.parametrize("run_block", [store_activations, checkpoint_fn(recompute=True)])
 def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, run_block) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": key_value_heads}

@@ -265,12 +265,9 @@ def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
         VLAPolicy.from_pretrained(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     for change, message in (
-        (
-            {"base_model_name_or_path": "/no/such/base"},
-            "belongs to the model '/no/such/base', which is not here; give .* as policy_kwargs base",
-        ),
-        ({"base_model_name_or_path": None}, "does not say base_model_name_or_path"),
-        ({"peft_type": "IA3"}, "describes no LoRA adapter"),
+        ({"base_model_name_or_path": "/no/such/base"}, "'/no/such/base'.* policy_kwargs base"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path"),
+        ({"peft_type": "IA3"}, "peft_type"),
     ):
         (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(BadValue, match=message):
@@ -282,18 +279,14 @@ def test_what_has_no_adapter_says_so(folder: Path, tmp_path: Path) -> None:
         open_policy(folder).save_adapter(tmp_path)
     with pytest.raises(BadValue, match="finds nothing to attach to"):
         open_policy(folder, backbone_kwargs={"lora": {"targets": ["nothing"]}})
-    with pytest.raises(BadValue, match=r"rank and alpha must be in 1 \.\. 65536"):
-        open_policy(folder, backbone_kwargs={"lora": {"rank": 0}})
-    with pytest.raises(BadValue, match=r"LoRA's targets is no pattern: missing \)"):
-        open_policy(folder, backbone_kwargs={"lora": {"targets": "(q_proj"}})
     fresh = VLAPolicy.from_pretrained("openvla", backbone_kwargs={"size": "tiny", **LORA}, device="cpu")
     with pytest.raises(BadValue, match="fresh weights have no name"):
         fresh.save_adapter(tmp_path)
 
 
 def test_the_number_of_trained_weights_is_the_published_one() -> None:
-    from vla_policies.openvla.fresh import SIZES
-    from vla_policies.openvla.vision import VisionTower, tower_shape
+    from vla_policies.openvla.config import SIZES, tower_shape
+    from vla_policies.openvla.vision import VisionTower
 
     # r (in + out) of every linear layer of SigLIP's blocks (27) and of the pool, and DINOv2's blocks (24), r = 32.
     rank = 32

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.openvla.prompts import BOS, SPACE, VICUNA, PromptTokenizer, openvla_prompt, template_of
+from vla_policies.openvla.processor import BOS, SPACE, VICUNA, PromptTokenizer, openvla_prompt, template_of
 
 
 def test_the_instruction_is_in_lower_case() -> None:

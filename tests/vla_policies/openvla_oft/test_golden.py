@@ -15,11 +15,11 @@ from torch import Tensor
 from vla_policies.actions.sampling import Sampling
 from vla_policies.loading import load_checkpoint
 from vla_policies.model_folder import Request
-from vla_policies.modules.activation_checkpointing import store_activations
-from vla_policies.modules.value_head import ValueHead
+from vla_policies.modules.heads import ValueHead
+from vla_policies.modules.training import store_activations
 from vla_policies.openvla.llama import run_layers
+from vla_policies.openvla.oft import OpenVLAOFTBackbone
 from vla_policies.openvla.processor import bin_centres
-from vla_policies.openvla_oft.policy import OpenVLAOFTBackbone
 from vla_policies.resolver import open_folder
 from vla_policies.types import PolicyInputs
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead, ResidualBlock
+from vla_policies.openvla.oft import ProprioProjector, RegressionHead, ResidualBlock
 
 
 def test_a_block_adds_to_its_input() -> None:

@@ -104,12 +104,6 @@ def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
         VLAPolicy.from_pretrained(tmp_path, device="cpu")
 
 
-def test_heads_go_where_the_network_goes(folder: Path) -> None:
-    backbone = open_policy(folder, **STATE, head="l1").backbone
-    backbone.place({"": "meta"})
-    assert {parameter.device.type for parameter in backbone.parameters()} == {"meta"}
-
-
 @pytest.mark.parametrize(
     ("data", "chunk", "bounds"),
     [("aloha_fold_towel", 25, "min_max"), ("bridge_orig", 5, "q01_q99"), ("libero_goal", 8, "q01_q99")],

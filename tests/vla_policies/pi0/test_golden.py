@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from vla_policies.actions.flow import flow_times, step_mean, time_embedding
-from vla_policies.modules.prefix import Prefix
+from vla_policies.modules.streams import Prefix
 from vla_policies.pi0.processor import resize_with_pad
 
 from .conftest import Golden
@@ -31,7 +31,7 @@ def assert_close(got: Tensor, expected: Tensor, atol: float) -> None:
 
 def test_pixels_are_exact(golden: Golden) -> None:
     image_BHWC = golden.tensors["images_uint8"][:, 0]
-    got = golden.backbone.processor._pixels(image_BHWC, "image")
+    got = golden.backbone.processor.pixels(image_BHWC, "image")
     assert torch.equal(got, golden.tensors["pixel_values"][:, 0])
 
 

@@ -1,16 +1,30 @@
+from __future__ import annotations
+
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import Conventions
 from vla_policies.pi0.config import NetworkShape, Preprocessing, tiny_config
-from vla_policies.pi0.processor import Pi0Processor, resize_pil, resize_with_pad
-from vla_policies.pi0.prompt import PromptTokenizer
+from vla_policies.pi0.processor import (
+    Pi0Processor,
+    paligemma_encoder,
+    pi0_text,
+    pi05_text,
+    resize_pil,
+    resize_with_pad,
+    state_bins,
+)
 from vla_policies.processing.statistics import Statistics
 from vla_policies.types import PolicyInputs
 
@@ -21,8 +35,8 @@ ACTION = Statistics(mean=(0.1, -0.2, 9.0), std=(0.5, 0.25, 9.0), q01=(-0.5, 0.0,
 
 
 def processor(**preprocessing: object) -> Pi0Processor:
-    tokenizer = PromptTokenizer(lambda text: [ord(letter) for letter in text], 60)
-    return Pi0Processor(CONVENTIONS, Preprocessing(**preprocessing), SHAPE, tokenizer)  # type: ignore[arg-type]
+    with patch("vla_policies.pi0.processor.paligemma_encoder", lambda _: lambda text: [ord(letter) for letter in text]):
+        return Pi0Processor(CONVENTIONS, Preprocessing(max_tokens=60, **preprocessing), SHAPE, None)  # type: ignore[arg-type]
 
 
 def inputs_with(state_BS: Tensor) -> PolicyInputs:
@@ -144,10 +158,10 @@ def test_padding_is_black_and_the_odd_pixel_comes_last() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"state": Statistics(mean=(0.0,), std=(1.0,))}, "state statistics 'mean' have 1 dims, 3 are needed"),
+        ({"state": Statistics(mean=(0.0,), std=(1.0,))}, "state statistics have 1 dims, 3 are needed"),
         (
             {"action": Statistics(q01=(0.0,), q99=(1.0,))},
-            "action statistics 'mean' have 0 dims, 2 are needed",
+            "action statistics have 0 dims, 2 are needed",
         ),
         ({"delta_dims": 3}, "delta_dims must be at most"),
         ({"delta_dims": -1}, "delta_dims must be at most .* and not below 0"),
@@ -159,6 +173,37 @@ def test_statistics_that_do_not_fit_are_named(settings: dict, message: str) -> N
 
 
 def test_a_state_too_long_is_named() -> None:
-    tokenizer = PromptTokenizer(lambda text: [], 60)
     with pytest.raises(BadValue, match="reads 32 numbers of state, got 33"):
-        Pi0Processor(replace(CONVENTIONS, state_dim=33), Preprocessing(), SHAPE, tokenizer)
+        Pi0Processor(replace(CONVENTIONS, state_dim=33), Preprocessing(tokenizer="words"), SHAPE, None)
+
+
+def test_pi0_text_is_cleaned() -> None:
+    assert pi0_text("  pick_up the\nbowl ") == "pick up the bowl"
+
+
+def test_state_bins_by_hand() -> None:
+    # 256 bins of width 1/128 from -1: -1 opens bin 0, 0 opens bin 128, what lies below is -1, above stays 255.
+    values = np.array([-1.5, -1.0, -1.0 + 1 / 128, 0.0, 0.999, 1.0, 7.0])
+    assert state_bins(values).tolist() == [-1, 0, 1, 128, 255, 255, 255]
+
+
+def test_pi05_text_by_hand() -> None:
+    assert pi05_text("open_it", np.array([0.0, -1.0])) == "Task: open it, State: 128 0;\nAction: "
+
+
+def test_a_folders_own_tokenizer_is_used(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"open": 7, "it": 8, "?": 9}, unk_token="?"))  # noqa: S106 - a token of text
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert paligemma_encoder(tmp_path)("open it") == [7, 8]
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadValue, match="cannot be read as a tokenizer"):
+        paligemma_encoder(tmp_path)
+
+
+def test_a_missing_tokenizer_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(BadValue, match=r"has no tokenizer\.json.*google/paligemma-3b-pt-224") as caught:
+        paligemma_encoder(tmp_path)
+    assert "\n" not in str(caught.value)

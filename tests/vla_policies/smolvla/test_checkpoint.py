@@ -15,9 +15,8 @@ from vla_gym.errors import MissingDependency
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.conventions import CAMERA_KEYS
-from vla_policies.smolvla.checkpoint import published_names, read_config, with_absent_cameras
+from vla_policies.smolvla.checkpoint import SETTINGS, published_names, read_config, with_absent_cameras
 from vla_policies.smolvla.config import NetworkShape, SmolVLAConfig, tiny_config
-from vla_policies.smolvla.lerobot_config import SETTINGS
 from vla_policies.smolvla.network import SmolVLANetwork
 
 from .conftest import Golden

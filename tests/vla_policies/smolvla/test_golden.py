@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_policies.actions.flow import flow_times, step_mean, time_embedding
-from vla_policies.modules.prefix import Prefix
+from vla_policies.modules.streams import Prefix
 from vla_policies.smolvla.network import SmolVLANetwork
-from vla_policies.smolvla.tokenizer import bracket_ids
+from vla_policies.smolvla.processor import bracket_ids
 
 from .conftest import Golden
 
@@ -63,9 +63,7 @@ def test_pixels_state_and_actions_are_exact(golden: Golden) -> None:
     tensors, processor = golden.tensors, golden.backbone.processor
     for name in golden.cameras:
         assert torch.equal(processor.pixels(tensors[f"in.{name}_uint8"], name), tensors[f"pixel_{name}"])
-    assert torch.equal(
-        processor._normalise(tensors["in.state_raw"], processor.state_statistics), tensors["state_normalized"]
-    )
+    assert torch.equal(processor.preprocessing.normalise(tensors["in.state_raw"], "state"), tensors["state_normalized"])
     assert torch.equal(processor.from_env(tensors["in.action_raw"], golden.inputs), tensors["action_normalized"])
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.smolvla.config import NetworkShape, tiny_config
-from vla_policies.smolvla.lerobot_config import (
+from vla_policies.smolvla.checkpoint import (
     SETTINGS,
     expert_mlp,
     find_vlm,
@@ -16,6 +15,7 @@ from vla_policies.smolvla.lerobot_config import (
     settings_of,
     vlm_json,
 )
+from vla_policies.smolvla.config import NetworkShape, tiny_config
 
 
 def test_the_experts_mlp_is_the_published_one() -> None:

@@ -257,7 +257,7 @@ def test_relative_actions_are_refused(trained_by_lerobot: Path) -> None:
         path.write_text(json.dumps(record))
     config = json.loads((trained_by_lerobot / "config.json").read_text())
     (trained_by_lerobot / "config.json").write_text(json.dumps({**config, "use_relative_actions": True}))
-    with pytest.raises(BadValue, match=r"relative actions .* are not read here"):
+    with pytest.raises(BadValue, match="use_relative_actions"):
         VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_policies.smolvla.config import LlamaShape, NetworkShape, VisionShape, tiny_config
-from vla_policies.smolvla.layers import LlamaLayer
-from vla_policies.smolvla.network import SmolVLANetwork
+from vla_policies.smolvla.network import LlamaLayer, SmolVLANetwork
 
 HEADS = {"num_heads": 6, "num_kv_heads": 3, "head_dim": 10}
 OTHER = NetworkShape(

@@ -42,8 +42,6 @@ def test_settings_of_training_are_known_with_their_checks() -> None:
     assert plan.env_options["image_size"] == 32
     assert plan.env_options["state"] is False
     assert plan.policy_kwargs == {"backbone_kwargs": {"size": "tiny"}}
-    mapped = planned("-params", "policy_kwargs:{device_map: {layers.0: cpu}}")
-    assert mapped.policy_kwargs["device_map"] == {"layers.0": "cpu"}
 
 
 @pytest.mark.parametrize("command", [evaluate, enjoy, record_video, collect])

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import vla_gym
 from vla_policies import VLAPolicy
-from vla_policies.modules.sharding_units import units
+from vla_policies.modules.training import units
 from zoo.distributed.fsdp import learning_copy, shard, whole
 from zoo.distributed.process_group import join
 

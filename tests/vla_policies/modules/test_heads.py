@@ -1,0 +1,65 @@
+"""Critics and the noise head: published shapes, first outputs, float32 under autocast."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from vla_policies.modules.heads import Critic, NoiseHead, ValueHead
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(x.shape) for name, x in module.state_dict().items() if name.endswith("weight")}
+
+
+def test_keys_and_sizes_are_those_published() -> None:
+    assert shapes(ValueHead(64, outputs=8)) == {
+        "mlp.0.weight": (512, 64),
+        "mlp.2.weight": (128, 512),
+        "mlp.4.weight": (8, 128),
+    }
+    assert shapes(Critic(1024, (512, 256, 128))) == {
+        "mlp.0.weight": (512, 1024),
+        "mlp.2.weight": (256, 512),
+        "mlp.4.weight": (128, 256),
+        "mlp.6.weight": (1, 128),
+    }
+
+
+def test_first_outputs_are_near_zero_or_in_the_middle() -> None:
+    torch.manual_seed(0)
+    head = ValueHead(4096)
+    head.initialise()
+    value_B1 = head(torch.randn(16, 4096))
+    assert 0 < value_B1.std() < value_B1.abs().max() < 0.05
+    value_B = Critic(1024, (512, 256, 128))(torch.randn(64, 1024).bfloat16())
+    assert (value_B.shape, value_B.dtype) == ((64,), torch.float32)
+    assert value_B.abs().max() < 0.1
+    std = NoiseHead(16, (8,), 3, (0.08, 0.16))(torch.randn(5, 4, 16))
+    torch.testing.assert_close(std, torch.full((5, 4, 3), math.sqrt(0.08 * 0.16)), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", [Critic(16, (8,)), NoiseHead(16, (8,), 3, (0.08, 0.16)), ValueHead(16, 2)])
+def test_autocast_leaves_heads_in_float32(head: nn.Module, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    x = torch.randn(5, 16).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = head(x)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, head(x))
+
+
+def test_half_precision_passes_openvlas_critic_by() -> None:
+    head = ValueHead(8)
+    head.initialise()
+    before = head.mlp[0].weight.clone()  # type: ignore[union-attr]
+    module = nn.ModuleList([head, nn.Linear(8, 8)]).bfloat16()
+    assert module[1].weight.dtype == torch.bfloat16
+    assert torch.equal(head.mlp[0].weight, before)  # type: ignore[arg-type]

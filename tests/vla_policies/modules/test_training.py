@@ -1,0 +1,117 @@
+"""Checkpointing, autocast, FSDP2's units, the optimiser."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vla_policies.footprint import Footprint
+from vla_policies.modules.training import (
+    GroupScaledAdamW,
+    autocast_type,
+    checkpoint_fn,
+    in_float32,
+    parameter_groups,
+    store_activations,
+    units,
+    without_autocast,
+)
+from vla_policies.registry import family_class
+
+
+def test_a_block_runs_again_for_the_same_gradient_only_where_gradients_are_wanted() -> None:
+    runs = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x.sin().exp()
+
+    gradients = []
+    for recompute in (False, True):
+        x = torch.tensor([0.3, 2.0], requires_grad=True)
+        checkpoint_fn(recompute=recompute)(block, x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    assert len(runs) == 3
+    with torch.no_grad():
+        assert checkpoint_fn(recompute=True) is store_activations
+
+
+def test_products_keep_their_types_without_autocast() -> None:
+    x = torch.ones(2, 2)
+    assert autocast_type(x) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_type(x) == (x @ x).dtype == torch.bfloat16
+        with without_autocast(x):
+            assert autocast_type(x) is None
+            assert (x @ x).dtype == torch.float32
+    assert autocast_type(torch.ones(2, 2, device="meta")) is None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_multiply_in_float32_whatever_their_weights_and_autocast(autocast: bool) -> None:
+    layers = nn.Sequential(nn.Linear(2, 1), nn.ReLU()).to(torch.bfloat16)
+    with torch.no_grad():
+        layers[0].weight.copy_(torch.tensor([[1.0, 2.0]]))
+        layers[0].bias.fill_(0.5)
+    # 1.001 + 2 x 1.002 + 0.5; in bfloat16 1.001 is 1.
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = in_float32(layers, torch.tensor([[1.001, 1.002]]))
+    assert y.dtype == torch.float32
+    assert y.item() == pytest.approx(3.505, abs=1e-6)
+
+
+class Stack(nn.Module):
+    """Three blocks, one of which has a list inside, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Sequential(nn.ModuleList([nn.Linear(2, 2)] * 2)), nn.Tanh()])
+        self.head = nn.Linear(2, 2)
+
+
+def test_units_are_blocks_and_the_rest() -> None:
+    stack = Stack()
+    assert units(stack) == [stack.blocks[0], stack.blocks[1], stack]
+    # A family that runs parts of a block by hand says so.
+    stack.blocks[0].run_in_parts = True
+    assert units(stack) == [stack.blocks[1], stack]
+
+
+def test_a_seven_billion_parameter_policy_sums_a_thirteenth_of_its_gradients_at_once() -> None:
+    conventions = family_class("openvla-oft").default_conventions
+    network = Footprint("openvla-oft", conventions, {"size": "7b"}).backbone.network
+    seen: set[nn.Parameter] = set()
+    sizes = []
+    for unit in units(network):
+        sizes.append(sum(parameter.numel() for parameter in unit.parameters() if parameter not in seen))
+        seen.update(unit.parameters())
+    # In float32: 28 GiB in one piece, 2.2 where blocks are units; the blocks themselves 0.75.
+    assert sum(sizes) * 4 / 2**30 == pytest.approx(28.1, abs=0.1)
+    assert max(sizes) * 4 / 2**30 == pytest.approx(2.2, abs=0.1)
+
+
+def test_a_group_steps_with_its_own_rate_and_lr_reads_the_same() -> None:
+    plain, scaled = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups = [{"params": [plain]}, {"params": [scaled], "lr_scale": 10.0}]
+    optimizer = GroupScaledAdamW(groups, lr=0.5, weight_decay=0.0)
+    (plain + scaled).sum().backward()
+    for group in optimizer.param_groups:  # as Stable-Baselines3 does before every update
+        group["lr"] = 0.01
+    optimizer.step()
+    # Adam's first step is the rate itself.
+    assert torch.allclose(plain, torch.tensor([-0.01]))
+    assert torch.allclose(scaled, torch.tensor([-0.1]))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.01]
+
+
+def test_groups_part_the_value_head_and_leave_frozen_parameters_and_empty_groups_out() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2))
+    model[2].requires_grad_(False)
+    groups = parameter_groups(model, model[1].parameters(), 3.0)
+    assert [(group["name"], group["lr_scale"], len(group["params"])) for group in groups] == [
+        ("backbone", 1.0, 2),
+        ("value_head", 3.0, 2),
+    ]
+    assert [group["name"] for group in parameter_groups(model, model.parameters(), 1.0)] == ["value_head"]

@@ -1,0 +1,90 @@
+"""Between host and device; what a GPU would see is in `tests/emulated`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.devices import built_for, constant, download, for_gpu, upload
+
+CPU = torch.device("cpu")
+
+
+def test_what_lies_on_the_device_is_not_copied() -> None:
+    x = torch.arange(3)
+    assert upload(x, CPU) is x
+    assert download([x])[0] is x
+
+
+def test_a_constant_is_made_once() -> None:
+    first = constant(((1.0, 2.0), (3.0, 4.0)), torch.float64, CPU)
+    assert first.tolist() == [[1, 2], [3, 4]]
+    assert first.dtype == torch.float64
+    assert constant(((1.0, 2.0), (3.0, 4.0)), torch.float64, CPU) is first
+
+
+CHUNKS = {"openvla": 1, "pi0": 2, "pi05": 2, "smolvla": 2}
+
+
+def build(family: str, **options: Any) -> VLAPolicy:
+    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=CHUNKS[family], action_dim=4)
+    return VLAPolicy(
+        conventions.observation_space(),
+        conventions.action_space(),
+        lambda _: 1e-2,
+        backbone=family,
+        backbone_kwargs={"size": "tiny", **options},
+    )
+
+
+def vlm_dtypes(policy: VLAPolicy) -> set[torch.dtype]:
+    """Types of the weights that see images and text."""
+    return {parameter.dtype for parameter in policy.backbone.network.vlm.parameters()}  # type: ignore[union-attr]
+
+
+def test_inside_is_what_was_said_and_outside_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sees in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda sees=sees: sees)
+        assert for_gpu() is sees
+        with built_for("cuda:1"):
+            assert for_gpu()
+            with built_for(torch.device("cpu")):
+                assert not for_gpu()
+            assert for_gpu()
+        assert for_gpu() is sees
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
+def test_a_frozen_vlm_is_half_precision_on_a_gpu_alone(family: str) -> None:
+    with built_for("cuda"):
+        on_gpu = build(family, train_expert_only=True)
+        asked = build(family, train_expert_only=True, vlm_dtype="float32")
+        trained = build(family, train_expert_only=False)
+    with built_for("cpu"):
+        on_cpu = build(family, train_expert_only=True)
+    assert vlm_dtypes(on_gpu) == {torch.bfloat16}
+    assert vlm_dtypes(on_cpu) == vlm_dtypes(asked) == {torch.float32}
+    assert {x.dtype for x in trained.parameters()} == {torch.float32}
+    assert {x.dtype for x in on_gpu.parameters() if x.requires_grad} == {torch.float32}
+
+
+def test_a_folder_of_bfloat16_weights_follows_the_device_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with built_for("cuda"):
+        policy = build("openvla", dtype="bfloat16")
+    settings = policy.backbone.config  # type: ignore[attr-defined]
+    settings.official["torch_dtype"] = "bfloat16"
+    object.__setattr__(settings.settings, "dtype", "auto")
+    policy.save_pretrained(tmp_path)
+    # A machine with a GPU, and a run that is not to use it.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    network = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.network
+    assert {x.dtype for x in network.parameters()} == {torch.float32}
+    with built_for("cuda"):
+        policy = VLAPolicy(policy.observation_space, policy.action_space, lambda _: 1e-2, backbone=tmp_path)
+    assert {x.dtype for x in policy.backbone.network.parameters()} == {torch.bfloat16}

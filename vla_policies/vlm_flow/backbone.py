@@ -1,0 +1,238 @@
+"""Flow policies on a vision-language model: pi0, pi0.5 and SmolVLA.
+
+The VLM encodes images and text once for a decision, a smaller expert denoises given its keys and values. Where the VLM
+is frozen its passes keep no activations, and what it made of an observation may be kept for an update's epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_gym.errors import unknown_name
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.conventions import Conventions
+from vla_policies.flow_backbone import FlowBackbone
+from vla_policies.modules.feature_cache import GIB, FeatureCache
+from vla_policies.modules.heads import Critic, NoiseHead
+from vla_policies.modules.streams import Prefix, join_prefixes, split_prefix
+from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow.config import WORDS, FlowLearning, VLMFlowConfig
+from vla_policies.vlm_flow.processor import FlowProcessor
+
+_log = logging.getLogger(__name__)
+
+SIZES = ("tiny", "full")
+"""Sizes of fresh weights: for trials, and the published one with random weights."""
+UNPLANNED = ("delta_dims", "use_statistics")
+"""Options that sizes do not depend on."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The encoded observation of a decision."""
+
+    memory: Prefix
+    """Images and text, as every layer of the expert reads them."""
+    state_BS: Tensor | None
+    """Normalised, padded state, where the expert reads it."""
+    feature_BW: Tensor | None
+    """The critic's input; None = the expert's hidden states."""
+
+
+class VLMFlowBackbone(FlowBackbone):
+    """Base of the families; subclasses build the network, and implement `encode` and `denoise`."""
+
+    config_class: ClassVar[type[VLMFlowConfig]]
+    """Settings of one checkpoint."""
+    recompute_option: ClassVar[str | None] = "recompute_activations"
+    fits_environment: ClassVar[bool] = True
+
+    def __init__(self, conventions: Conventions, config: VLMFlowConfig, *, empty: bool = False) -> None:
+        """:param empty: create the network on the meta device; `load` fills it."""
+        shape, learning, flow = config.network, config.learning, config.flow
+        conventions = replace(conventions, image_size=shape.image_size)
+        super().__init__(conventions, flow, horizon=shape.horizon, flow_width=shape.action_width)
+        self.config = config
+        with torch.device("meta") if empty else torch.get_default_device():
+            self._build_network()
+        read = shape.expert.width if learning.value_feature == "expert" else shape.vlm_width
+        self.value_head = Critic(read, learning.value_hidden)
+        self.noise_head = (
+            NoiseHead(shape.expert.width, learning.noise_hidden, self.flow_width, flow.noise_std)
+            if flow.scheme == "flow_noise"
+            else None
+        )
+        self._processor: FlowProcessor | None = None
+        self._reset_cache()
+
+    # Implemented by families --------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def config_of_size(cls, size: str, action_dim: int) -> VLMFlowConfig:
+        """Settings of fresh weights of one of `SIZES`."""
+
+    @abstractmethod
+    def _build_network(self) -> None:
+        """Create the network of `config`."""
+
+    @abstractmethod
+    def _build_processor(self) -> FlowProcessor:
+        """Observation to inputs, denoised chunks to actions."""
+
+    @property
+    @abstractmethod
+    def vlm(self) -> Any:
+        """The module that encodes images and text: `embed`, and `forward` to a `Prefix`."""
+
+    # Building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        return "size" in options or "network" in options
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
+        rest = dict(options)
+        if "network" in rest:
+            return cls.from_config(conventions, rest, f"backbone_kwargs of {cls.family}", empty=False)
+        size = rest.pop("size", None)
+        if size not in SIZES:
+            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
+        return cls(conventions, cls.config_of_size(size, conventions.action_dim).with_options(rest))
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `backbone_kwargs` of fresh weights of the same sizes, the published ones where none are said, with hashed
+        words: tokenizers are downloads."""
+        found = {key: value for key, value in options.items() if key not in UNPLANNED}
+        if "network" in found:
+            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
+        if found.get("size", "full") != "full":
+            return found
+        outside: dict[str, Any] = {
+            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
+        }
+        config = cls.config_of_size(found.pop("size", "full"), cls.default_conventions.action_dim)
+        shape = replace(config.network, horizon=found.pop("horizon", None) or config.network.horizon)
+        words = replace(config.preprocessing, tokenizer=WORDS)
+        config = replace(config, network=shape, preprocessing=words).with_options(found)
+        return {**to_json(config), **outside}
+
+    @classmethod
+    def from_config(
+        cls, conventions: Conventions, config: Mapping[str, Any], where: str, *, empty: bool = True
+    ) -> Self:
+        return cls(conventions, from_json(cls.config_class, config, where), empty=empty)
+
+    @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        return to_json(from_json(cls.config_class, model, f"model of '{where}'").with_options(options))
+
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        return {"vlm_dtype": dtype}
+
+    def config_json(self) -> dict[str, Any]:
+        return to_json(self.config)
+
+    @property
+    def learning(self) -> FlowLearning:
+        """Heads and trainable parts."""
+        return self.config.learning
+
+    @property
+    def processor(self) -> FlowProcessor:
+        """Observation to inputs, denoised chunks to actions."""
+        if self._processor is None:
+            self._processor = self._build_processor()
+        return self._processor
+
+    def _loaded(self, folder: Path) -> None:
+        """With weights in place: build the processor, which says what the folder lacks, and drop kept prefixes."""
+        self._reset_cache()
+        self._processor = None
+        if torch.get_default_device().type != "meta":
+            preprocessing = self.processor.preprocessing
+            if preprocessing.action is None and preprocessing.tokenizer != WORDS:
+                _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
+
+    # Deciding -----------------------------------------------------------------------------------------
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        return self.processor.prepare(obs)
+
+    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
+        return self.processor.to_env(x_BHD, inputs)
+
+    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
+        action_BKA = self.processor.from_env(action_BKA, inputs)
+        missing = (self.flow_width - action_BKA.shape[2], self.horizon - action_BKA.shape[1])
+        return functional.pad(action_BKA, (0, missing[0], 0, missing[1]))
+
+    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
+        assert self.noise_head is not None
+        return self.noise_head(hidden_BHE)
+
+    def value_of(self, context: Context) -> Tensor:
+        detached, feature_BW = self.learning.detach_value, context.feature_BW
+        if feature_BW is None:
+            num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+                feature_BW = self.expert_feature(context, num, device)
+        value_B: Tensor = self.value_head(feature_BW.detach() if detached else feature_BW)
+        return value_B
+
+    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        """Images and text through the VLM."""
+        x_BLW, mask_BL = self.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
+        prefix: Prefix = self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
+        return prefix
+
+    def prefix_of(self, inputs: PolicyInputs) -> Prefix:
+        """Images and text, encoded; with `cache_features`, kept ones of equal observations."""
+        observed = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
+        if self._prefixes is None or inputs.keys is None:
+            return self._encode_trimmed(*observed)
+        rows = self._prefixes.rows(
+            inputs.keys, lambda places: split_prefix(self._encode_trimmed(*(x[places] for x in observed)))
+        )
+        return join_prefixes(rows)
+
+    def _encode_trimmed(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        """As `encode_prefix`, without text columns that are padding for all, nor a graph where all is frozen."""
+        length = int(text_mask_BL.sum(dim=1).max())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._prefix_is_frozen):
+            return self.encode_prefix(pixels_BMCHW, text_BL[:, :length], text_mask_BL[:, :length])
+
+    @property
+    def _prefix_is_frozen(self) -> bool:
+        """Whether nothing that encodes images and text is trained."""
+        return self.learning.train_expert_only
+
+    @property
+    def kept_bytes(self) -> int:
+        return int(self.learning.cache_features * GIB)
+
+    @property
+    def _vlm_dtype(self) -> torch.dtype:
+        asked, frozen = self.learning.vlm_dtype, self.learning.train_expert_only
+        half = self.built_for_gpu and frozen if asked == "auto" else asked == "bfloat16"
+        return torch.bfloat16 if half else torch.float32
+
+    def _reset_cache(self) -> None:
+        """Drop the prefixes of earlier weights."""
+        self._prefixes = FeatureCache(self.kept_bytes) if self.kept_bytes else None
