@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.mock_checkpoints import pi0_shapes, rlinf_pi0, write_sparse
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.checkpoint_io.weights import write_tensors
@@ -279,7 +279,7 @@ def test_a_folder_that_does_not_say_is_normalised_as_its_family(golden: Golden, 
 )
 def test_a_normalisation_that_is_not_ours_is_refused(folder: Path, mapping: object) -> None:
     map_normalization(folder, mapping)
-    with pytest.raises(BadValue, match="normalization_mapping"):
+    with pytest.raises(VLAZooError, match="normalization_mapping"):
         open_policy(folder)
 
 

@@ -117,7 +117,7 @@ def test_wrong_and_missing_keys_are_named() -> None:
     ],
 )
 def test_broken_statistics_are_named(action: object) -> None:
-    with pytest.raises(BadValue, match="statistics 'a' of here.*'action' q01"):
+    with pytest.raises(BadValue, match=r"statistics 'a' of here.*'action' q01"):
         normaliser({"a": {"action": action}}, "a", "action", "here", bounds="q01_q99", epsilon=0.0)
 
 

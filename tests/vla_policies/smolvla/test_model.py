@@ -178,7 +178,7 @@ def test_an_environment_decides_chunk_and_cameras(joint: Golden) -> None:
     assert (policy.conventions.chunk, policy.conventions.image_size) == (4, 64)
     other = replace(wanted, action_dim=9)
     spaces = other.observation_space(), other.action_space()
-    with pytest.raises(BadValue, match="have 7 dims, 9 are needed; those of another robot are left out by"):
+    with pytest.raises(BadValue, match="have 7 dims, 9 are needed"):
         VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint")
     options = {"use_statistics": False}
     VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint", backbone_kwargs=options)
