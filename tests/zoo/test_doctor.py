@@ -67,7 +67,6 @@ def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
         ["ok", "config.json"],
         ["ok", "model.safetensors"],
-        ["ok", "canary"],
     ]
     weights = folder / "model.safetensors"
     data = weights.read_bytes()

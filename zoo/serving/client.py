@@ -333,7 +333,7 @@ class RemotePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyServer:
+class ServedPolicy:
     """A policy server that has been asked what it serves."""
 
     address: ServerAddress

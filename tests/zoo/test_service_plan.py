@@ -9,14 +9,13 @@ import pytest
 from tests import mock_checkpoints
 from vla_gym.errors import BadValue, VLAZooError
 from zoo import serve
-from zoo.cli.service import plan_service
 from zoo.serving.declaration import ServicePlan
 
 AGENT = "agents/ppo/MetaWorld-window-close"
 
 
 def plan(*argv: str) -> ServicePlan:
-    return plan_service(serve.parser().parse(list(argv)))
+    return serve.plan_service(serve.parser().parse(list(argv)))
 
 
 def test_a_run_brings_its_environment() -> None:
