@@ -14,9 +14,9 @@ from zoo.agents.measuring import measure, partial_file, weights_of, write_or_pri
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.published_runs import evaluate_published
 from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
+from zoo.published import evaluate_published
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
 

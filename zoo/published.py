@@ -1,12 +1,41 @@
-"""`python -m zoo.published`: every published row, its protocol, its recipe, and what has been reproduced here."""
+"""`python -m zoo.published`: published result rows; and `zoo.evaluate --published NAME`, which plays one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
 
-from zoo.cli.arguments import OneLineParser
+from vla_gym.errors import BadValue
+from vla_gym.registry import find_benchmark
+from vla_gym.system.paths import check_destination
+from zoo.agents.agent import Agent
+from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.cli.agent import OF_POLICY, given_settings, plan_rollout
+from zoo.cli.arguments import OneLineParser, as_pairs, flag_of, is_given, key_values
 from zoo.cli.main import guarded
-from zoo.config.published import PublishedRow, find_published, published_rows
+from zoo.config.hyperparams import deep_merge
+from zoo.config.published import (
+    PublishedRow,
+    comparison_lines,
+    comparison_record,
+    find_published,
+    protocol_lines,
+    published_rows,
+)
+from zoo.config.run_config import benchmark_options, env_options
+from zoo.config.settings import yaml_line
+from zoo.evaluation.evaluator import EpisodeRecord
+
+_SET_BY_ROW = (
+    *("stochastic", "deterministic", "temperature", "top_k", "rounds", "split", "algo", "exp_id", "instructions"),
+)
+"""Flags of `zoo.evaluate` that the row's protocol decides."""
+_OF_ROWS = {"split": None, "instructions": None}
+"""Settings in `-params` that every row decides."""
 
 
 def parser() -> OneLineParser:
@@ -39,11 +68,9 @@ def _reproduced(row: PublishedRow) -> str:
 
 def details(row: PublishedRow) -> list[str]:
     """Return all that is known of one row."""
-    from zoo.cli.published_runs import row_lines
-
     weights = dict.fromkeys(row.weights.values())
     return [
-        *row_lines(row),
+        *protocol_lines(row),
         f"hardware     {row.hardware}",
         *(f"weights      {name}" for name in weights or ["none that can be read here were published"]),
         *(f"figure       {figure.label}: {figure.percent:g} %" for figure in row.figures),
@@ -56,6 +83,84 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     print("\n".join(table(published_rows().values()) if args.name is None else details(find_published(args.name))))
     return 0
+
+
+def evaluate_published(args: argparse.Namespace) -> int:
+    """Evaluate by a row's protocol and print each published figure beside ours; with `--dry-run` only say how."""
+    row = find_published(args.published)
+    _check_flags(args, row)
+    if args.env is not None and args.env not in row.envs:
+        raise BadValue(f"--published {row.name} is of {', '.join(row.envs)}, got --env {args.env}")
+    envs = row.envs if args.env is None else (args.env,)
+    options = benchmark_options(env_options(given_settings(args.params)))
+    own = {name: value for name, value in options.items() if name not in OF_POLICY}
+    print("\n".join(protocol_lines(row, envs, args.eval_episodes, own)), flush=True)
+    if own:
+        print(f"besides      {yaml_line(own)}: yours, and not of the published protocol", flush=True)
+    if args.dry_run:
+        print("\n".join([*_weights_lines(row, envs, args), f"hardware     the source's: {row.hardware}"]))
+        print("dry run      nothing was started or written")
+        return 0
+    for env in envs:
+        find_benchmark(env, **row.protocol.env_kwargs)  # raises for missing files before weights are fetched
+    output = check_destination(Path(args.output or f"results_{row.name}.json"))
+    plans = {env: _plan(args, row, env) for env in envs}
+    measured, records = {}, {}
+    for env, plan in plans.items():
+        table, record = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=args.progress)
+        print(table, flush=True)
+        tasks = find_benchmark(plan.env, **benchmark_options(plan.env_options)).tasks
+        measured[env] = [EpisodeRecord(**episode) for episode in record["episodes"]], tasks
+        records[env] = record
+    print("\n".join(comparison_lines(row, measured)))
+    write_or_print(output, json.dumps({"published": comparison_record(row, measured), "results": records}, indent=2))
+    print(f"written to {output}")
+    return 0
+
+
+def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
+    """Raise `BadValue` for flags and settings in `-params` that the row decides."""
+    given = [flag_of(name) for name in _SET_BY_ROW if is_given(args, name)]
+    own_weights = args.run is None and args.policy is None
+    decided = {
+        **_OF_ROWS,
+        "env_kwargs": {**_OF_ROWS, **row.protocol.env_kwargs},
+        "policy_kwargs": {"temperature": None, "top_k": None, **(row.reading(row.envs[0]) if own_weights else {})},
+    }
+    for name, value in given_settings(args.params).items():
+        former = decided.get(name)
+        if isinstance(value, Mapping) and isinstance(former, Mapping):
+            given += [
+                f"-params {name}:{{{inner}}}" for inner in value if inner in former and inner != "backbone_kwargs"
+            ]
+        elif name in decided:
+            given.append(f"-params {name}")
+    if given:
+        raise BadValue(f"{given[0]} is the protocol's, and --published {row.name} sets it; leave it out")
+
+
+def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> Agent:
+    """Return the evaluation in one environment by the row's protocol."""
+    flags, protocol = copy(args), row.protocol
+    flags.env = env
+    if args.run is None and args.policy is None:
+        flags.policy = row.start_policy(env)
+    flags.stochastic, flags.temperature, flags.rounds = protocol.sample, protocol.temperature, protocol.rounds
+    # A run of ours says itself what it is.
+    reading = row.reading(env) if args.run is None else {}
+    settings: dict[str, Any] = {"env_kwargs": protocol.env_kwargs, **({"policy_kwargs": reading} if reading else {})}
+    # Shared settings were refused, but for how a policy of the user's is read, which the user knows.
+    flags.params = as_pairs(deep_merge(settings, key_values(args.params)))
+    episodes = protocol.start_states if args.eval_episodes is None else args.eval_episodes
+    return plan_rollout(flags, episodes=episodes, as_published=True)
+
+
+def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Namespace) -> list[str]:
+    try:
+        names = [args.run or args.policy or row.weights.get(env) or row.start_policy(env) for env in envs]
+    except BadValue as error:
+        return [f"weights      {error}"]
+    return [f"weights      {name}" for name in dict.fromkeys(names)]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ from vla_gym.errors import BadValue
 from vla_gym.system.paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_fields
 from zoo.cli.main import guarded, quiet_torch_in_ranks
-from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run, tracking_of
+from zoo.cli.run_flags import (
+    check_log_folder,
+    check_services,
+    resolve_new_run,
+    resolve_published,
+    resolve_resumed_run,
+    tracking_of,
+)
 from zoo.cli.shared_flags import (
     add_new_run_arguments,
     add_progress_argument,
@@ -118,8 +125,6 @@ def _published_lines(args: argparse.Namespace) -> list[str]:
 def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:
     """Return the configuration of the run that the flags ask for and, with -i, the checkpoint it goes on from."""
     if args.published is not None:
-        from zoo.cli.published_runs import resolve_published
-
         return resolve_published(args), None
     if not args.resume:
         return resolve_new_run(args), None

@@ -122,6 +122,33 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     return with_start_states(config, asked="eval_episodes" in {**overrides, **given})
 
 
+def resolve_published(args: argparse.Namespace) -> RunConfig:
+    """Return the run of a row's recipe; raises `BadValue` for flags and weights that ask for another."""
+    from zoo.config.published import ANY_SUITE, find_published
+
+    row = find_published(args.published)
+    if args.resume:
+        raise BadValue(f"--published {row.name} begins a run, and -i {args.resume} goes on with one; leave one out")
+    if row.recipe is None:
+        raise BadValue(f"published row '{row.name}' ({row.model}) was not trained by reward; it has no recipe here")
+    env = args.env if row.recipe.env == ANY_SUITE else row.recipe.env
+    if env is None or (row.recipe.env == ANY_SUITE and env not in row.envs):
+        raise BadValue(f"--published {row.name} has a model for each suite: say which with --env {', '.join(row.envs)}")
+    for name, wanted in (("algo", row.recipe.algo), ("env", env)):
+        if getattr(args, name) not in (None, wanted):
+            raise BadValue(f"--published {row.name} is --{name} {wanted}, got {getattr(args, name)}; leave one out")
+        setattr(args, name, wanted)
+    args.policy = args.policy or row.recipe.policy
+    config = resolve_new_run(args)
+    family = config.entry.rpartition("/")[2]
+    if family != row.recipe.policy:
+        raise BadValue(
+            f"--published {row.name} trains {row.recipe.policy}, and '{config.policy}' is read as {family}; give "
+            f"weights of {row.recipe.policy}, or leave out --published"
+        )
+    return config
+
+
 def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Return the policy, the key of its hyperparameter entry and that entry's settings, `overrides` over them."""
     conf_file = None if args.conf_file is None else Path(args.conf_file)
