@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.logger import KVWriter
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv
+from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.simulator import SimStep
+from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
+from vla_policies import VLAPolicy
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.evaluator import EpisodeRecord
 
 CHUNK, DIMS, BINS = 3, 2, 4
-OBSERVATION = spaces.Dict({"image": spaces.Box(0, 255, (2, 2, 3), np.uint8)})
-ACTION = spaces.Box(-1.0, 1.0, (CHUNK, DIMS), np.float32)
+Script = list[tuple[float, int, str]]
 
 
-class StandInPolicy(ActorCriticPolicy):
-    """Tokens from a table of logits, the same whatever is seen; the value is `scale` times the picture."""
+class StandInPolicy(VLAPolicy):
+    """Tokens from a table of logits, the same whatever is seen; the value is `scale` times the image."""
 
     def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, **kwargs: Any) -> None:
-        super(ActorCriticPolicy, self).__init__(observation_space, action_space)
+        BasePolicy.__init__(self, observation_space, action_space)
         self.logits_KAV = nn.Parameter(torch.zeros(CHUNK, DIMS, BINS))
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.optimizer = torch.optim.SGD(self.parameters(), lr=lr_schedule(1))
+        backbone: Any = SimpleNamespace(
+            continuous=False, step_values=False, has_adapter=False, conventions=SimpleNamespace(chunk=CHUNK)
+        )
+        self.backbone = backbone
 
     def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         value_B = self.predict_values(obs).flatten()
@@ -53,67 +59,65 @@ class StandInPolicy(ActorCriticPolicy):
         )
 
     def predict_values(self, obs: Any) -> Tensor:
-        image = torch.as_tensor(np.asarray(obs["image"]) if not isinstance(obs["image"], Tensor) else obs["image"])
+        image = obs["image"] if isinstance(obs["image"], Tensor) else torch.as_tensor(np.asarray(obs["image"]))
         return self.scale * image.float().flatten(1).mean(dim=1, keepdim=True)
 
 
-class ScriptedVecEnv(VecEnv):
-    """Each slot plays one script over and over: (reward, executed, how the decision ends) per decision.
+class ScriptedSimulator:
+    """Plays the script of its task: (reward, executed, how the decision ends) per decision.
 
-    The picture after t decisions of an episode is filled with 10 * t; same-step resets.
+    The last step of a decision is paid, and succeeds where it is paid more than 0. The image after t decisions of an
+    episode is filled with 10 * t. A decision that ends "lost" fails.
     """
 
-    def __init__(self, scripts: list[list[tuple[float, int, str]]]) -> None:
+    def __init__(self, tasks: Any, image_size: int, cameras: Any, *, scripts: list[Script]) -> None:
         self.scripts = scripts
-        self.at = [0] * len(scripts)
-        super().__init__(len(scripts), OBSERVATION, ACTION)
+        self.script: Script = []
+        self.steps = 0
 
-    def _obs(self) -> dict[str, np.ndarray]:
-        return {"image": np.stack([np.full((2, 2, 3), 10 * at, dtype=np.uint8) for at in self.at])}
+    def reset(self, start: StartState) -> str:
+        self.script, self.steps = self.scripts[start.task_id], 0
+        return f"{start.task_id:032x}"
 
-    def reset(self) -> dict[str, np.ndarray]:
-        self.at = [0] * self.num_envs
-        return self._obs()
+    def step(self, action_A: np.ndarray) -> SimStep:
+        reward, executed, end = self.script[self.steps // CHUNK]
+        if end == "lost":
+            raise RuntimeError("lost")
+        number = self.steps % CHUNK + 1
+        self.steps += 1
+        last = number == executed and end != "on"
+        paid = reward if number == executed else 0.0
+        return SimStep(paid, success=paid > 0, terminated=last and end == "terminated", truncated=last)
 
-    def step_async(self, actions: np.ndarray) -> None:
-        assert actions.shape == (self.num_envs, CHUNK, DIMS)
-
-    def step_wait(self) -> Any:
-        rewards, dones, infos = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool), []
-        for slot, script in enumerate(self.scripts):
-            reward, executed, end = script[self.at[slot]]
-            self.at[slot] += 1
-            cut_off, lost = end in ("truncated", "lost"), end == "lost"
-            info: dict[str, Any] = {"executed": executed, "TimeLimit.truncated": cut_off, "lost": lost}
-            rewards[slot], dones[slot] = reward, end != "on"
-            if dones[slot]:
-                info["terminal_observation"] = {key: value[slot] for key, value in self._obs().items()}
-                stats = {
-                    "return": reward,
-                    "length": 5,
-                    "success_once": reward > 0,
-                    "success_at_end": reward > 0,
-                }
-                info["episode"] = {**stats, "r": reward, "l": 5, "t": 0.0}
-                info["is_success"] = reward > 0
-                self.at[slot] = 0
-            infos.append(info)
-        return self._obs(), rewards, dones, infos
+    def observe(self) -> dict[str, np.ndarray]:
+        return {"image": np.full((2, 2, 3), 10 * -(-self.steps // CHUNK), dtype=np.uint8)}
 
     def close(self) -> None:
-        pass
+        """Hold nothing."""
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [None] * self.num_envs
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        pass
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        return [None] * self.num_envs
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        return [False] * self.num_envs
+def scripted_envs(scripts: list[Script]) -> VLAVectorEnv:
+    """Each sub-environment plays one script over and over."""
+    tasks = tuple(
+        Task(name=f"script_{number}", instruction="go", horizon=1000, num_trials=1, suite="scripted")
+        for number in range(len(scripts))
+    )
+    benchmark = Benchmark(
+        id="Scripted",
+        tasks=tasks,
+        action_dim=DIMS,
+        action_spec=ActionSpec(rotation="none", gripper="none", frame="delta"),
+        state_dim=0,
+        cameras=("image",),
+        default_image_size=2,
+        control_hz=10.0,
+        simulator="tests.zoo.stand_ins:ScriptedSimulator",
+        simulator_kwargs={"scripts": scripts},
+        in_process=True,
+    )
+    envs = make_vec(benchmark, num_envs=len(scripts), chunk=CHUNK, on_worker_error="restart")
+    envs._runner._next_start = lambda env: StartState(task_id=env, trial_id=0)  # type: ignore[method-assign]
+    return envs
 
 
 class Rows(KVWriter):

@@ -230,7 +230,7 @@ def test_a_terminated_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytes
     flags = "-n 400 --eval-freq 100 --save-freq 1000"
     whole = train(tmp_path / "whole", algo, flags)
     # SIGTERM in the middle of a rollout, past the second update.
-    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+    after_decision, decisions = VLAOnPolicyAlgorithm._after_decision, 0
 
     def terminate(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
         nonlocal decisions
@@ -240,7 +240,7 @@ def test_a_terminated_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytes
         return after_decision(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(VLAOnPolicyAlgorithm, "after_decision", terminate)
+        patch.setattr(VLAOnPolicyAlgorithm, "_after_decision", terminate)
         broken = train(tmp_path / "broken", algo, flags)
     assert len(metrics(broken)) < len(metrics(whole))
     resume(broken)
@@ -475,14 +475,14 @@ def test_a_file_that_cannot_be_written_at_the_start_leaves_no_run_folder(
 
 
 def test_a_simulator_lost_later_leaves_what_came_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_decision = VLAOnPolicyAlgorithm.after_decision
+    after_decision = VLAOnPolicyAlgorithm._after_decision
 
     def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
         if self._updates_done == 2:
             raise WorkerFailed("Toy-Reach, task 0, trial 0: gone")
         return after_decision(self, *args, **kwargs)
 
-    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "_after_decision", fail)
     # One of several ranks cannot save alone.
     monkeypatch.setattr(CheckpointCallback, "save", lambda self: None)
     with pytest.raises(WorkerFailed):
@@ -494,7 +494,7 @@ def test_a_simulator_lost_later_leaves_what_came_of_the_run(tmp_path: Path, monk
 
 
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+    after_decision, decisions = VLAOnPolicyAlgorithm._after_decision, 0
 
     def interrupt(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
         nonlocal decisions
@@ -503,7 +503,7 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return after_decision(self, *args, **kwargs)
 
-    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", interrupt)
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "_after_decision", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, "ppo", "-n 400 --save-freq 0")
     assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
@@ -528,14 +528,14 @@ def no_reader(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_memory(patch: pytest.MonkeyPatch) -> None:
-    after_decision = VLAOnPolicyAlgorithm.after_decision
+    after_decision = VLAOnPolicyAlgorithm._after_decision
 
     def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
         if self._updates_done == 3:
             raise RuntimeError("CUDA out of memory")
         return after_decision(self, *args, **kwargs)
 
-    patch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+    patch.setattr(VLAOnPolicyAlgorithm, "_after_decision", fail)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
     what = f"rollout buffer, {plan.decisions_per_env} x {plan.buffer_width} decisions of {decision:,} B"
     lines = [Need("host", what, size)]
     if config.algo_kwargs.get("resample_dead_groups"):
-        # `zoo.rollout.group_collector` keeps a round of candidates beside it.
+        # `zoo.rollout.collector.GroupCollector` keeps a round of candidates beside it.
         what = f"rollout buffer of resampled groups, {plan.decisions_per_env} x {plan.envs_per_rank} decisions"
         lines.append(Need("host", what, plan.decisions_per_env * plan.envs_per_rank * decision))
     return lines

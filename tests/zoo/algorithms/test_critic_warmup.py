@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
-import vla_gym
-from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
-from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
-from vla_gym.errors import BadValue
+from tests.zoo.stand_ins import Rows
+from tests.zoo.training.test_checkpoint import StopIn, build
 from zoo import PPO
-from zoo.distributed.learner import critic_parameters
-from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -26,7 +20,7 @@ def updates(model: PPO, count: int) -> None:
 
 def named(model: PPO) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Copies of the critic's parameters and of all others."""
-    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
+    critic = {id(parameter) for parameter in list(model.policy.backbone.critic_parameters())}
     parts: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
     for name, parameter in model.policy.named_parameters():
         parts[id(parameter) not in critic][name] = parameter.detach().clone()
@@ -55,7 +49,7 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     model = build("ppo", critic_warmup_updates=1)
     model.set_logger(Logger(None, []))
     state = model.policy.optimizer.state
-    critic = critic_parameters(model.policy)
+    critic = list(model.policy.backbone.critic_parameters())
     updates(model, 1)
     # Two epochs over 20 decisions in minibatches of at most 8.
     assert [float(state[parameter]["step"]) for parameter in critic] == [6.0] * len(critic)
@@ -68,73 +62,3 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     _, policy = named(model)
     assert not any(torch.equal(policy[name], tensor) for name, tensor in policy_before.items())
     assert all(parameter.requires_grad for parameter in model.policy.parameters())
-
-
-@pytest.mark.processes
-def test_the_count_survives_a_checkpoint(tmp_path: Any):
-    settings = {"critic_warmup_updates": 3}
-    whole = learn(build("ppo", **settings), 420)
-    assert [row["train/critic/warmup"] for row in whole[:4]] == [1.0, 1.0, 1.0, 0.0]
-    stopped = build("ppo", **settings)
-    before = learn(stopped, 420, StopIn(3, 2))
-    folder = save_checkpoint(stopped, tmp_path)
-    resumed = build("ppo", **settings)
-    load_checkpoint(resumed, folder)
-    assert len(before) == 2
-    assert same(before + learn(resumed, 420, resumed=True), whole)
-
-
-def test_plain_policies_warm_up_too():
-    model = PPO(
-        "MlpPolicy",
-        "CartPole-v1",
-        n_steps=32,
-        batch_size=32,
-        n_epochs=2,
-        critic_warmup_updates=1,
-        device="cpu",
-    )
-    action_before = model.policy.action_net.weight.detach().clone()
-    value_before = model.policy.value_net.weight.detach().clone()
-    model.learn(32)
-    assert torch.equal(model.policy.action_net.weight, action_before)
-    assert not torch.equal(model.policy.value_net.weight, value_before)
-
-
-def test_without_a_critic_there_is_nothing_to_warm_up():
-    with pytest.raises(BadValue, match="vf_coef"):
-        PPO("MlpPolicy", "CartPole-v1", critic_warmup_updates=1, vf_coef=0.0, device="cpu")
-    with pytest.raises(BadValue, match="value head"):
-        PPO(StandInPolicy, ScriptedVecEnv([[(0.0, 3, "terminated")]]), critic_warmup_updates=1, device="cpu")
-
-
-@pytest.mark.parametrize(("family", "chunk"), [("openvla-oft", 2), ("nano-flow", 2), ("pi05", 2)])
-def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=chunk, seed=0)
-    model = PPO(
-        "VLAPolicy", envs, n_steps=2, device="cpu", seed=0,
-        policy_kwargs={"backbone": family, "backbone_kwargs": {"size": "tiny"}},
-    )  # fmt: skip
-    sample = model.policy.act(model.env.reset())
-    result = model.policy.evaluate(model.env.reset(), sample.record)
-    critic = critic_parameters(model.policy)
-    assert critic
-    if result.logprob_BKA.requires_grad:
-        used = torch.autograd.grad(result.logprob_BKA.sum(), critic, allow_unused=True, retain_graph=True)
-        assert all(gradient is None or not gradient.any() for gradient in used)
-    assert any(
-        gradient is not None and gradient.any()
-        for gradient in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
-    )
-
-
-def test_an_eye_of_the_critics_own_is_trained_with_it():
-    model = PPO(
-        "MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, critic_warmup_updates=1, device="cpu",
-        policy_kwargs={"share_features_extractor": False},
-    )  # fmt: skip
-    model.policy.vf_features_extractor.eye = torch.nn.Linear(4, 4)
-    model.policy.features_extractor.eye = torch.nn.Linear(4, 4)
-    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
-    assert {id(parameter) for parameter in model.policy.vf_features_extractor.parameters()} <= critic
-    assert not {id(parameter) for parameter in model.policy.features_extractor.parameters()} & critic

@@ -22,7 +22,7 @@ def test_groups_with_signal_of_a_further_round_replace_those_without():
     seen = []
 
     def has_signal(buffer: Any, lost_N: Any) -> torch.Tensor:
-        outcomes = model.collector().groups.outcomes
+        outcomes = model.collector()._groups.outcomes
         seen.append(([group.start_state for group in outcomes], buffer.obs["image"].clone()))
         return torch.tensor(next(answers))
 
@@ -54,7 +54,7 @@ def test_it_ends_when_the_rounds_are_used_up():
 
 def test_a_stopped_further_round_is_given_up_with_its_rollout():
     model = standing_still(resample_dead_groups=2)
-    horizon = -(-max(task.horizon for task in model.grouped_envs.benchmark.tasks) // 3)
+    horizon = -(-max(task.horizon for task in model.envs.benchmark.tasks) // 3)
     model.learn(1000, callback=StopIn(1, horizon + 1))
     assert model._n_updates == 0
     assert model.num_timesteps > 0

@@ -6,14 +6,12 @@ import json
 import math
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.training.test_checkpoint import build
 from vla_gym.errors import BadValue, UnknownName
-from zoo import PPO
 from zoo.algorithms.start_sampling import (
     StartSampler,
     effective_number,
@@ -167,5 +165,3 @@ def test_numbers_are_logged_only_where_starts_are_weighed():
 def test_wrong_settings():
     with pytest.raises(UnknownName, match="start_sampling"):
         toy(start_sampling="learnable")
-    with pytest.raises(BadValue, match="start_sampling is for policies"):
-        PPO("MlpPolicy", gym.make("CartPole-v1"), start_sampling="learnability", device="cpu")

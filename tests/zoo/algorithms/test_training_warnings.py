@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
-from gymnasium import spaces
 
 from vla_policies.registry import FAMILIES, family_class
 from zoo.algorithms.training_warnings import (
     TrainingWarning,
     TrainingWarnings,
     UpdateHealth,
-    discrete_entropy,
     faults,
     in_half_precision,
     nothing_to_learn,
@@ -109,17 +106,6 @@ def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
             assert issubclass(caught[0].category, TrainingWarning)
             warned.append(occurrence)
     assert warned == [1, 2, 4, 8]
-
-
-def test_the_entropy_of_a_density_is_not_judged():
-    box, tokens = spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([256, 256])
-    # A Gaussian of standard deviation 0.144 has 0.5 ln(2 pi e 0.144^2) = -0.52 nats: no collapse.
-    for continuous, space, judged in ((True, box, False), (False, box, True)):
-        policy = SimpleNamespace(backbone=SimpleNamespace(continuous=continuous), action_space=space)
-        health = UpdateHealth(**{**HEALTHY, "entropy": discrete_entropy(policy, -0.52)})
-        assert ("EntropyCollapse" in faults(health)) == judged
-    assert math.isnan(discrete_entropy(SimpleNamespace(action_space=box), -0.52))
-    assert discrete_entropy(SimpleNamespace(action_space=tokens), 0.0) == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -1,4 +1,4 @@
-"""The anchor: which demonstrations a step takes, what they add to its gradient, and what is refused."""
+"""The demonstrations loss: which demonstrations a step takes, what they add to its gradient, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zoo import PPO
 from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.distributed.learner import Learner, critic_parameters
+from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.frames import frames_of
 from zoo.imitation.loss import DemonstrationsLoss, imitation_loss, read_frames
@@ -33,7 +33,7 @@ pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
 
-def anchor(batch_size: int = 3, seed: int = 0, size: int = 1) -> DemonstrationsLoss:
+def demonstrations(batch_size: int = 3, seed: int = 0, size: int = 1) -> DemonstrationsLoss:
     return DemonstrationsLoss(
         frames_of([shown(5), shown(2)], 2),
         coef=0.5,
@@ -49,18 +49,18 @@ def drawn(made: DemonstrationsLoss, epoch: int, count: int = 2) -> list[list[int
 
 
 def test_minibatches_follow_from_seed_and_pass() -> None:
-    first = drawn(anchor(), 4)
-    assert first == drawn(anchor(), 4)
-    assert first != drawn(anchor(), 5)
-    assert first != drawn(anchor(seed=1), 4)
+    first = drawn(demonstrations(), 4)
+    assert first == drawn(demonstrations(), 4)
+    assert first != drawn(demonstrations(), 5)
+    assert first != drawn(demonstrations(seed=1), 4)
     # Seven frames: none comes twice before all have come once.
     assert len({*first[0], *first[1]}) == 6
-    assert [sorted(batch) for batch in drawn(anchor(batch_size=7), 0)] == [[*range(7)], [*range(7)]]
+    assert [sorted(batch) for batch in drawn(demonstrations(batch_size=7), 0)] == [[*range(7)], [*range(7)]]
 
 
 def test_no_number_of_a_rollout_is_drawn_again() -> None:
     device, places = torch.device("cpu"), torch.arange(3)
-    first, second = islice(anchor(seed=6).batches(2), 2)
+    first, second = islice(demonstrations(seed=6).batches(2), 2)
     drawn = [batch.part(places, device)[1].uniform(3, 4, device=device) for batch in (first, second)]
     rollout = SlotNoise(6, (2, 0), places.numpy()).uniform(3, 4, device=device)
     assert not torch.equal(drawn[0], drawn[1])
@@ -68,9 +68,9 @@ def test_no_number_of_a_rollout_is_drawn_again() -> None:
 
 
 def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
-    anchor(batch_size=4, size=2)
+    demonstrations(batch_size=4, size=2)
     with pytest.raises(BadValue, match="3 cannot be dealt evenly to 2 ranks"):
-        anchor(batch_size=3, size=2)
+        demonstrations(batch_size=3, size=2)
 
 
 def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PPO, list[torch.Tensor], dict[str, Any]]:
@@ -96,8 +96,8 @@ def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
     _, without, _ = first_gradient(monkeypatch)
     asked = {"bc_coef": 0.5, "bc_dataset": str(demos), "micro_batch_size": micro_batch_size}
     model, found, row = first_gradient(monkeypatch, **asked)
-    assert model.anchor is not None
-    (batch,) = islice(model.anchor.batches(0), 1)
+    assert model.demonstrations is not None
+    (batch,) = islice(model.demonstrations.batches(0), 1)
     model.policy.optimizer.zero_grad()
     frames, noise = batch.part(torch.arange(model.batch_size), torch.device("cpu"))
     imitation_loss(model.policy, frames, noise).backward()  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
     assert moved > 10
     # Two passes of three minibatches, all of the first weights.
     losses = []
-    for batch in (*islice(model.anchor.batches(0), 3), *islice(model.anchor.batches(1), 3)):
+    for batch in (*islice(model.demonstrations.batches(0), 3), *islice(model.demonstrations.batches(1), 3)):
         losses.append(
             imitation_loss(model.policy, *batch.part(torch.arange(model.batch_size), torch.device("cpu"))).item()
         )
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_imitates_as_the_uninterrupted_one(algo: str, demos: 
 
 def test_what_trains_the_critic_alone_imitates_nothing(demos: Path) -> None:
     model = build("ppo", critic_warmup_updates=1, bc_coef=0.1, bc_dataset=str(demos))
-    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
+    critic = {id(parameter) for parameter in model.policy.backbone.critic_parameters()}
     before = [parameter.detach().clone() for parameter in model.policy.parameters() if id(parameter) not in critic]
     (row,) = learn(model, 1)
     after = [parameter for parameter in model.policy.parameters() if id(parameter) not in critic]

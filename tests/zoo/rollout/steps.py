@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from vla_gym.vector.step import EnvStep
 from vla_policies.types import ActionSample
 from zoo.rollout.types import Step
 
@@ -26,20 +27,20 @@ def step(
     """A step of the sub-environments `envs`; nothing ended unless it is said."""
     never = np.zeros(len(envs), dtype=bool)
     obs = {"image": image}
-    return Step(
-        env_n=np.asarray(envs),
-        obs=obs,
-        sample=ActionSample(action_BKA=token.float(), logprob_BKA=logprob, value_B=value, record={"token": token}),
-        next_obs=obs,
-        reward_n=np.asarray(reward, dtype=np.float32),
+    outcome = EnvStep(
+        obs={**obs, "instruction": ("go",) * len(envs)},
+        reward_n=np.asarray(reward, dtype=np.float64),
         terminated_n=never if terminated is None else np.asarray(terminated),
         truncated_n=never if truncated is None else np.asarray(truncated),
         executed_n=np.asarray(executed),
-        counted_n=np.asarray(executed),
         success_n=never,
         lost_n=never,
-        task_id_n=np.full(len(envs), -1),
-        start_state_n=[""] * len(envs),
-        step_reward_nK=None,
-        infos=[{}] * len(envs),
+        idle_n=never,
+        task_id_n=np.zeros(len(envs), dtype=np.int64),
+        trial_id_n=np.zeros(len(envs), dtype=np.int64),
+        start_state_n=np.full(len(envs), "", dtype=object),
+        step_reward_nK=np.zeros((len(envs), 1), dtype=np.float32),
+        episodes=[None] * len(envs),
     )
+    sample = ActionSample(action_BKA=token.float(), logprob_BKA=logprob, value_B=value, record={"token": token})
+    return Step(np.asarray(envs), obs, sample, outcome, next_obs=obs)

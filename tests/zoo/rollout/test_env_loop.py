@@ -1,23 +1,27 @@
-"""Rows of decisions are the same rows however many stages the sub-environments are stepped in."""
+"""Decisions are the same however many stages the sub-environments are stepped in; forms of environments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import TransformReward
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.vector.sb3 import SB3VecEnv
 from vla_policies.types import ActionSample
 from zoo import GRPO, PPO
-from zoo.rollout.env_loop import PlainEnvLoop, StagedEnvLoop, env_loop, joined_samples
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.collector import check_share
+from zoo.rollout.env_loop import EnvLoop, joined_samples, sb3_view
 from zoo.rollout.stats import PhaseClock
-
-pytestmark = pytest.mark.processes
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -108,7 +112,7 @@ def test_stages_take_turns(toy: Callable[..., VLAVectorEnv]):
         asked.append((decision, env_n.tolist()))
         return policy.act(obs)
 
-    loop = StagedEnvLoop(env, env.reset(), act, PhaseClock())
+    loop = EnvLoop(env, env.reset(), act, PhaseClock())
     steps = list(loop.steps(2, first_decision=7))
     first, second = [0, 1, 2, 3], [4, 5, 6, 7]
     # (A stage in which an episode ended spends a turn on beginning the next.)
@@ -117,35 +121,19 @@ def test_stages_take_turns(toy: Callable[..., VLAVectorEnv]):
     assert [step.env_n.tolist() for step in steps] == [first + second] * 2
 
 
-class Passing(VecEnvWrapper):
-    def reset(self) -> Any:
-        return self.venv.reset()
-
-    def step_wait(self) -> Any:
-        return self.venv.step_wait()
-
-
-def test_any_vector_environment_can_be_looped(toy: Callable[..., VLAVectorEnv]):
-    """A wrapped environment is stepped through its wrapper, and says the same."""
-    policy = ppo(toy()).policy
-    loops = [
-        env_loop(env, env.reset(), lambda obs, *_: policy.act(obs, deterministic=True), PhaseClock())
-        for env in (toy().as_sb3(), Passing(toy().as_sb3()))
-    ]
-    assert [type(loop) for loop in loops] == [StagedEnvLoop, PlainEnvLoop]
-    for staged, plain in zip(*(loop.steps(4) for loop in loops), strict=True):
-        for name in (
-            "reward_n",
-            "terminated_n",
-            "truncated_n",
-            "executed_n",
-            "counted_n",
-            "task_id_n",
-            "lost_n",
-        ):
-            assert np.array_equal(getattr(staged, name), getattr(plain, name)), name
-        assert list(staged.start_state_n) == list(plain.start_state_n)
-        assert np.array_equal(staged.next_obs["image"], plain.next_obs["image"])
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VecNormalize(make_vec("Toy-Reach").as_sb3(), norm_obs=False),
+        lambda: TransformReward(gym.make("vla_gym/Toy-Reach-v0"), lambda reward: 2 * reward),
+        lambda: gym.make("CartPole-v1"),
+        lambda: "CartPole-v1",
+    ],
+)
+def test_what_the_loop_cannot_step_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(BadValue, match=r"vla_gym\.make_vec"):
+        sb3_view(make())
 
 
 def test_samples_are_joined_in_order():
@@ -160,3 +148,53 @@ def test_samples_are_joined_in_order():
     assert both.record["token"][:, 1, 2].tolist() == [1, 2, 3]
     assert both.value_BK is not None
     assert both.value_BK.shape == (3, 2)
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "made by Gymnasium": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4),
+    "without a checker": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4, disable_env_checker=True),
+    "bare": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4).unwrapped,
+    "Gymnasium's name": lambda: "vla_gym/Toy-Reach-v0",
+    "a task of it": lambda: "vla_gym/Toy-Reach.1-v0",
+    "our name": lambda: "Toy-Reach",
+    "vectors": lambda: make_vec("Toy-Reach", chunk=4),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_trains(form: str) -> None:
+    model = PPO("VLAPolicy", FORMS[form](), n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
+    assert isinstance(model.env, SB3VecEnv)
+    model.learn(1)
+    assert model.num_timesteps >= 4
+    model.env.close()
+
+
+def test_a_model_takes_another_environment_in_any_form() -> None:
+    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
+    first = model.env
+    model.set_env(gym.make("vla_gym/Toy-Reach-v0"))
+    assert isinstance(model.env, SB3VecEnv)
+    assert model.env is not first
+    model.learn(1)
+
+
+def test_a_name_nobody_has_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'Toy-Reach'"):
+        PPO("VLAPolicy", "Toy-Reech", policy_kwargs=TINY)
+
+
+def test_two_ranks_with_the_same_environments_are_refused() -> None:
+    envs = make_vec("Toy-Reach", num_envs=4, group_size=2)
+    check_share(envs, ProcessGroup())
+    check_share(envs, ProcessGroup(0, 2))
+    with pytest.raises(BadValue, match=r"rank 1 of 2 has .* from group 0 on.*group_offset=2, num_groups=4"):
+        check_share(envs, ProcessGroup(1, 2))
+    check_share(make_vec("Toy-Reach", num_envs=4, group_size=2, group_offset=2), ProcessGroup(1, 2))
+
+
+def test_the_share_is_checked_before_anything_is_collected() -> None:
+    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
+    model.process_group = ProcessGroup(1, 2)
+    with pytest.raises(BadValue, match="which are another rank's"):
+        model.learn(1)

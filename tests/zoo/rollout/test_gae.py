@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from zoo.rollout.gae import gae, step_gae
+
+from zoo.rollout.advantages import gae, step_gae
 
 
 def column(*values: float) -> Tensor:

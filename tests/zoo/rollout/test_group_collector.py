@@ -9,23 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from zoo.rollout.group_collector import (
-    GroupCollector,
-    GroupConfig,
-    GroupOutcome,
-    all_outcomes,
-    check_shared_start,
-    group_lines,
-)
 
 from tests.zoo.stand_ins import CHUNK, StandInPolicy
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample
+from zoo.algorithms.grpo import all_outcomes, group_lines
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig
+from zoo.rollout.collector import CollectorConfig, GroupCollector, GroupConfig, check_shared_start
+from zoo.rollout.stats import GroupOutcome
 from zoo.rollout.types import RolloutStart
 
 NUM_DECISIONS = 12 // CHUNK
@@ -53,10 +47,9 @@ def collector(envs: VLAVectorEnv, rounds: int = 1, extra: int = 0, signal: Signa
     env: Any = envs.as_sb3()
     buffer = ChunkRolloutBuffer(NUM_DECISIONS, env.observation_space, env.action_space, n_envs=4, rollouts=rounds)
     policy = StandingStill(env.observation_space, env.action_space, lambda _: 0.1)
-    config = CollectorConfig(num_decisions=NUM_DECISIONS)
+    config = CollectorConfig(num_decisions=NUM_DECISIONS, num_rounds=rounds)
     groups = GroupConfig(
         group_size=2,
-        num_rounds=rounds,
         max_extra_rounds=extra,
         has_signal=signal or (lambda buffer, lost_N: torch.ones(2 * rounds, dtype=torch.bool)),
     )

@@ -34,18 +34,16 @@ def train(folder: Path, algo: str, *flags: str) -> Path:
 @pytest.fixture
 def kill_a_worker_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker of slots 0 and 1 dies after the seventh decision."""
-    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+    after_decision, decisions = VLAOnPolicyAlgorithm._after_decision, 0
 
     def kill(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
         nonlocal decisions
         decisions += 1
         if decisions == 7:
-            envs = vla_envs(self.env)
-            assert envs is not None
-            os.kill(envs.worker_pids[0], signal.SIGKILL)
+            os.kill(self.envs.worker_pids[0], signal.SIGKILL)
         return after_decision(self, *args, **kwargs)
 
-    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", kill)
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "_after_decision", kill)
 
 
 @pytest.mark.usefixtures("kill_a_worker_once")

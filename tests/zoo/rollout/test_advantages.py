@@ -5,29 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from torch import Tensor
-from zoo.algorithms.advantages import (
+
+import vla_gym
+from tests.zoo.algorithms.test_ppo import SCRIPTS
+from tests.zoo.stand_ins import CHUNK, DIMS, Rows, StandInPolicy, scripted_envs
+from vla_gym.errors import BadValue
+from zoo import PPO
+from zoo.config.algorithm_configs import GroupAdvantage
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.advantages import (
     discounted_sum,
     episodes_TN,
     group_advantage,
     groups_with_signal,
     normalize,
-    write_even_weights,
-    write_trajectory_weights,
+    write_loss_weights,
 )
-
-import vla_gym
-from tests.zoo.algorithms.test_ppo import SCRIPTS
-from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
-from vla_gym.errors import BadValue, UnknownName
-from zoo import PPO
-from zoo.config.algorithm_configs import GroupAdvantage
-from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 
 
@@ -96,35 +93,17 @@ def test_bounds_drop_groups_by_their_mean_score():
     assert groups_with_signal(score_PG, (0.1, 1.0)).tolist() == [False, True, False, False, False]
 
 
-class TwoAlike(ProcessGroup):
-    """As if another rank held the same numbers."""
-
-    def all_reduce_sum(self, values: Tensor) -> Tensor:
-        return 2 * super().all_reduce_sum(values)
-
-
 def test_normalize_is_zero_mean_and_unit_spread():
     x = torch.tensor([1.0, 2.0, 3.0])
     assert normalize(x, 2.0, 1.0, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
 
 
-class PaysAtTheEnd(ScriptedVecEnv):
-    """The last executed step of a chunk gets all its reward."""
-
-    def step_wait(self) -> Any:
-        obs, rewards, dones, infos = super().step_wait()
-        for reward, info in zip(rewards, infos, strict=True):
-            info["step_rewards"] = np.zeros(CHUNK, dtype=np.float32)
-            info["step_rewards"][info["executed"] - 1] = reward
-        return obs, rewards, dones, infos
-
-
-def scripted(env: type[ScriptedVecEnv] = PaysAtTheEnd, **kwargs: Any) -> PPO:
+def scripted(**kwargs: Any) -> PPO:
     settings = {
         "n_steps": 3, "batch_size": 6, "n_epochs": 1, "gamma": 0.5, "gae_lambda": 1.0, "learning_rate": 0.01,
         "device": "cpu", "seed": 0, "normalize_advantage": False, "reward_level": "action", **kwargs,
     }  # fmt: skip
-    model = PPO(StandInPolicy, env(SCRIPTS), **settings)
+    model = PPO(StandInPolicy, scripted_envs(SCRIPTS), **settings)
     model.set_logger(Logger(None, [Rows()]))
     return model
 
@@ -166,31 +145,6 @@ def test_step_advantages_are_normalised_over_executed_steps():
     assert len(executed) == 15
     assert executed.mean().item() == pytest.approx(0, abs=1e-6)
     assert executed.std().item() == pytest.approx(1, abs=1e-5)
-
-
-def test_rewards_of_steps_must_be_told():
-    with pytest.raises(BadValue, match="step_rewards"):
-        scripted(ScriptedVecEnv).learn(1)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "match"),
-    [
-        ({"reward_level": "step"}, UnknownName, "action"),
-        ({"value_level": "token"}, UnknownName, "action"),
-        ({"reward_level": "chunk", "value_level": "action"}, BadValue, "reward_level='action' too"),
-        ({"logprob_level": "chunk"}, BadValue, "one ratio"),
-        ({"logprob_level": "sequence"}, BadValue, "one ratio"),
-    ],
-)
-def test_levels_that_do_not_go_together_are_refused(kwargs: dict[str, Any], error: type, match: str):
-    with pytest.raises(error, match=match):
-        scripted(**kwargs)
-
-
-def test_plain_policies_have_no_levels():
-    with pytest.raises(BadValue, match="reward_level"):
-        PPO("MlpPolicy", "CartPole-v1", reward_level="action", device="cpu")
 
 
 def oft(outputs: int, **kwargs: Any) -> PPO:
@@ -249,7 +203,7 @@ def test_episodes_of_a_rollout_have_names() -> None:
 @pytest.mark.parametrize(("masked", "places"), [(False, 4), (True, 6)])
 def test_episodes_of_a_rollout_weigh_the_same_for_policy_and_critic(masked: bool, places: int) -> None:
     buffer = three_episodes()
-    write_trajectory_weights(buffer, "action", ProcessGroup(), masked=masked)
+    write_loss_weights(buffer, buffer.executed_TN > 0, "action", "trajectory", ProcessGroup(), masked=masked)
     # Three episodes of three, two and two steps; of two, one and one values.
     expected = torch.tensor([[1 / 9, 1 / 6], [1 / 9, 0], [1 / 6, 0]]) * places
     torch.testing.assert_close(buffer.element_scale_TN, expected)
@@ -260,8 +214,8 @@ def test_episodes_of_a_rollout_weigh_the_same_for_policy_and_critic(masked: bool
 def test_values_of_steps_weigh_the_same_in_every_episode() -> None:
     buffer = three_episodes()
     buffer.step_return_TNK = torch.zeros(3, 2, 2)
-    write_even_weights(buffer, "action", ProcessGroup())
+    write_loss_weights(buffer, buffer.executed_TN > 0, "action", "decision", ProcessGroup())
     # Four decisions of seven steps.
     assert buffer.value_scale_TN.unique().tolist() == pytest.approx([4 / 7])
-    write_trajectory_weights(buffer, "token", ProcessGroup(), masked=False)
+    write_loss_weights(buffer, buffer.executed_TN > 0, "token", "trajectory", ProcessGroup())
     torch.testing.assert_close(buffer.value_scale_TN, torch.tensor([[4 / 9, 4 / 6], [4 / 9, 0], [4 / 6, 0]]))
