@@ -10,7 +10,6 @@ import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from zoo.algorithms.advantages import group_advantage
 
 import vla_gym
 from tests.zoo.stand_ins import Rows

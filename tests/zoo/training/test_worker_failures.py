@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo.rollout.env_views import vla_envs
 
 from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
 from vla_gym.errors import WorkerFailed
