@@ -130,7 +130,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _begin(args: argparse.Namespace, command: str) -> int:
     args.seed = secrets.randbits(32) if args.seed is None else args.seed
-    plan = RoundsPlan(args, Path())
+    plan = RoundsPlan(args, Path(), split=args.eval_split)
     config = _checked(plan)
     check_folder(Path(args.log_folder), what="rounds", flag="-f DIR")
     plan.folder = create_run_folder(Path(args.log_folder), "improve", args.env).path
@@ -154,7 +154,7 @@ def _go_on(args: argparse.Namespace, command: str) -> int:
     record = read_json(folder / RECORD_FILE)
     with content_of(folder / RECORD_FILE):
         stored = parser().parse([str(word) for word in record["argv"]])
-        plan = RoundsPlan(stored, folder, list(record["rounds"]))
+        plan = RoundsPlan(stored, folder, list(record["rounds"]), stored.eval_split)
         for number, one in enumerate(plan.done):
             _line(number, one)
     for name in _ANYTIME:

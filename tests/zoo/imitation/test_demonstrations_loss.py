@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_imitates_as_the_uninterrupted_one(algo: str, demos: 
     # Other demonstrations are refused.
     other = tmp_path / "other"
     LeRobotWriter(other, {}, fps=10).add(read_dataset(demos)[1:], tried=2)
-    with pytest.raises(BadValue, match=r"does not hold what .* learned from: its pictures, sentences or actions"):
+    with pytest.raises(BadValue, match=r"does not hold what .* learned from: its images, sentences or actions"):
         load_checkpoint(build(algo, **{**settings, "bc_dataset": str(other)}), folder)
 
 
