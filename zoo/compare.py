@@ -1,11 +1,11 @@
-"""`python -m zoo.compare --before sft.json --after ppo.json`: two policies on the same start states."""
+"""`python -m zoo.compare logs/sft/RUN logs/ppo/RUN`: two policies on the same start states."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,22 @@ from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, flag_of
 from zoo.cli.main import guarded
 from zoo.cli.shared_flags import add_policy_arguments
 from zoo.evaluation.results import comparison_table, task_comparison_table
-from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outcomes_of
-from zoo.files import quoted, read_json
+from zoo.evaluation.statistics import Outcomes, compare, compare_tasks, first_rounds, outcomes_of
+from zoo.files import content_of, quoted, read_json
 from zoo.runs.folder import RESULTS_FILE
 
-_NEEDED = {"env": str, "episodes": list, "tasks": list, "summary": str, "deterministic": bool}
-_NEEDED_OF_EPISODES = {"task_id": int, "start_state": str, "success_once": bool}
 _OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.compare`."""
     p = OneLineParser("zoo.compare", "Paired comparison of zoo.evaluate's results: intervals and an exact p.")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="before and after: run folders or results of zoo.evaluate")
     for name, whose in (("before", "the first"), ("after", "the second")):
         p.add_argument(
             f"--{name}",
             nargs="+",
+            default=[],
             metavar="FILE",
             help=f"results of {whose} policy: JSON of zoo.evaluate, or its run folder; several splits count together",
         )
@@ -60,53 +60,120 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    if not args.before or (args.after is None) == (args.policy is None):
+    before_files, after_files = args.before or args.runs[:1], args.after or args.runs[1:]
+    given = bool(args.before) + bool(args.after) if args.runs else 0
+    if not before_files or bool(after_files) == bool(args.policy) or given or len(args.runs) > 2:
         raise BadValue(
-            "give both: --before, and --after or --policy. Example: zoo.compare --before sft.json --after ppo.json"
+            "give both, before and after: zoo.compare logs/sft/RUN logs/ppo/RUN, or --before FILE ... with --after "
+            "FILE ... or --policy NAME"
         )
     for name in _OF_PLAYING:
         if args.policy is None and getattr(args, name) is not None:
             raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
-    before = [read_record(path) for path in args.before]
-    after = [read_record(path) for path in args.after] if args.after else [play(args, before)]
-    if len({record["deterministic"] for record in (*before, *after)}) > 1:
+    before = [read_results(path) for path in before_files]
+    after = [read_results(path) for path in after_files] if after_files else [play(args, before)]
+    if len({side.deterministic for side in (*before, *after)}) > 1:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
         )
-    outcomes = [first_rounds(outcomes_of(records), args.rounds) for records in (before, after)]
+    outcomes = [first_rounds(_together(sides), args.rounds) for sides in (before, after)]
     print(comparison_table(compare(*outcomes)))
-    tasks, names = compare_tasks(*outcomes), task_names(before)
+    tasks = compare_tasks(*outcomes)
     if len(tasks) > 1:
+        several = len({side.record["env"] for side in before}) > 1
+        names = {
+            task: f"{side.record['env']} {name}" if several else name
+            for side in before
+            for task, name in side.names.items()
+        }
         print(task_comparison_table({names[task]: one for task, one in tasks.items()}))
     for sentence in differences(before, after):
         print(f"warning: {sentence}")
-    for line in dict.fromkeys(record["summary"] for record in (*before, *after)):
+    for line in dict.fromkeys(side.record["summary"] for side in (*before, *after)):
         print(f"protocol: {line}")
     return 0
 
 
-def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Evaluate `--policy` from the start states of a record and by its protocol; write and return the results."""
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A result of `zoo.evaluate`, its content checked."""
+
+    file: Path
+    record: Mapping[str, Any]
+    outcomes: Outcomes
+    names: Mapping[str, str]
+    """<environment>/<task id> -> the task's name."""
+    conditions: Mapping[str, frozenset[str]]
+    """Kind -> what the episodes were played under; none where the file does not say."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether its actions were deterministic."""
+        return bool(self.record["deterministic"])
+
+
+def read_results(path: str) -> Results:
+    """Return a file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
+    folder = Path(path).is_dir()
+    file = Path(path) / RESULTS_FILE if folder else Path(path)
+    if not file.is_file():
+        hint = f"python -m zoo.evaluate -i {quoted(path) if folder else f'RUN -o {quoted(file)}'}"
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: {hint}")
+    return _results(file, read_json(file))
+
+
+def _results(file: Path, record: Mapping[str, Any]) -> Results:
+    if not record.get("episodes"):
+        raise BadValue(
+            f"'{file}' holds no episodes, which pairs need; write them with: python -m zoo.evaluate -i RUN -o NEW.json"
+        )
+    with content_of(file):
+        played = sorted({int(episode["task_id"]) for episode in record["episodes"]})
+        names = [str(task["name"]) for task in record["tasks"]]
+        protocol = record.get("protocol") or {}
+        tasks = protocol.get("tasks", ())
+        return Results(
+            file=file,
+            record={**record, "env": str(record["env"]), "summary": str(record["summary"])},
+            outcomes=outcomes_of([record]),
+            names={f"{record['env']}/{task}": name for task, name in zip(played, names, strict=True)},
+            conditions={
+                "words": frozenset(f"{task['name']}: {task['instruction']}" for task in tasks),
+                "horizons": frozenset(f"{task['name']}: {task['horizon']} steps" for task in tasks),
+                "options": frozenset(
+                    [json.dumps(protocol["options"], sort_keys=True)] if "options" in protocol else []
+                ),
+            },
+        )
+
+
+def _together(sides: Sequence[Results]) -> Outcomes:
+    return outcomes_of([side.record for side in sides])
+
+
+def play(args: argparse.Namespace, before: Sequence[Results]) -> Results:
+    """Evaluate `--policy` from the start states of a result and by its protocol; write and return the results."""
     if len(before) > 1:
         raise BadValue(f"--policy plays the start states of one --before file, got {len(before)}")
-    (record,) = before
-    if not all(_has(one, {"trial_id": int}) for one in record["episodes"]) or not _has(record, {"protocol": dict}):
+    (side,) = before
+    if "protocol" not in side.record or not all("trial_id" in episode for episode in side.record["episodes"]):
         raise BadValue("--before does not say which start states were played, and by which protocol; evaluate it anew")
     parser = OneLineParser("zoo.compare --policy", "")
     add_policy_arguments(parser)
-    flags = parser.parse(_flags_of(record, args))
-    plan = plan_rollout(flags, episodes=None)
-    states = dict.fromkeys((episode["task_id"], episode["trial_id"]) for episode in record["episodes"])
+    with content_of(side.file):
+        flags = parser.parse(_flags_of(side.record, args))
+        states = dict.fromkeys((int(one["task_id"]), int(one["trial_id"])) for one in side.record["episodes"])
+    agent = plan_rollout(flags, episodes=None)
     starts = tuple(StartState(task_id=task, trial_id=trial) for task, trial in states)
-    plan = replace(plan, start_states=starts, num_envs=min(plan.num_envs, len(starts) * plan.protocol.rounds))
+    agent = replace(agent, start_states=starts, num_envs=min(agent.num_envs, len(starts) * agent.protocol.rounds))
     output = check_destination(Path(args.output or "compared.json"))
-    if output.exists() and output.samefile(results_file(args.before[0])):
+    if output.exists() and output.samefile(side.file):
         raise BadValue(f"-o {output} holds the results of --before; give another -o")
-    table, played = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=False)
+    table, played = measure(agent, weights=weights_of(agent), partial=partial_file(output), progress=False)
     print(table)
     write_or_print(output, json.dumps(played, indent=2))
     print(f"written to {output}\n")
-    return played
+    return _results(output, played)
 
 
 def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
@@ -116,7 +183,7 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
         raise BadValue(
             "--policy plays the tasks' own words, and --before was played with others: zoo.evaluate --instructions FILE"
         )
-    evaluation = protocol["evaluation"] if _has(protocol, {"evaluation": dict}) else {}
+    evaluation = protocol.get("evaluation") or {}
     given = {
         "env": record["env"],
         "policy": args.policy,
@@ -133,78 +200,17 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     return [*flags, "--params", f"env_kwargs:{json.dumps(options)}"] if options else flags
 
 
-def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+def differences(before: Sequence[Results], after: Sequence[Results]) -> list[str]:
     """Return a sentence for each condition, beside the policy, that one side was measured under and the other not."""
-    ours, theirs = _conditions(before), _conditions(after)
-    pairs = {kind: (sorted(ours[kind] - theirs[kind]), sorted(theirs[kind] - ours[kind])) for kind in ours}
-    return [
-        f"the two sides had other {kind}, which may explain the difference: {shown(one[0])} before, "
-        f"{shown(other[0])} after"
-        for kind, (one, other) in pairs.items()
-        if one and other
-    ]
-
-
-def _conditions(records: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Condition -> what it was in these records, as text; records that do not say add nothing."""
-    found: dict[str, set[str]] = {"words": set(), "horizons": set(), "options": set()}
-    for protocol in [record["protocol"] for record in records if _has(record, {"protocol": dict})]:
-        if _has(protocol, {"options": dict}):
-            found["options"].add(json.dumps(protocol["options"], sort_keys=True))
-        tasks = protocol["tasks"] if _has(protocol, {"tasks": list}) else []
-        for task in tasks:
-            if _has(task, {"name": str, "instruction": str, "horizon": int}):
-                found["words"].add(f"{task['name']}: {task['instruction']}")
-                found["horizons"].add(f"{task['name']}: {task['horizon']} steps")
-    return found
-
-
-def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """<environment>/<task id> -> the task's name, with the environment where there are several."""
-    several = len({record["env"] for record in records}) > 1
-    found = {}
-    for record in records:
-        played = sorted({episode["task_id"] for episode in record["episodes"]})
-        for task_id, task in zip(played, record["tasks"], strict=True):
-            name = f"{record['env']} {task['name']}" if several else task["name"]
-            found[f"{record['env']}/{task_id}"] = name
-    return found
-
-
-def results_file(path: str) -> Path:
-    """The file that `--before` or `--after` names: itself, or that of a run folder."""
-    return Path(path) / RESULTS_FILE if Path(path).is_dir() else Path(path)
-
-
-def read_record(path: str) -> Mapping[str, Any]:
-    """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
-    file = results_file(path)
-    if not file.is_file():
-        hint = f"python -m zoo.evaluate -i RUN -o {quoted(file)}"
-        if Path(path).is_dir():
-            hint = f"python -m zoo.evaluate -i {quoted(path)}"
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: {hint}")
-    record = read_json(file)
-    if not _is_record(record):
-        kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())
-        rates = "has rates alone, as trained agents come, and pairs need episodes"
-        what = rates if kept else "is no result of zoo.evaluate"
-        raise BadValue(f"'{file}' {what}; write one with: python -m zoo.evaluate -i RUN -o NEW.json")
-    return record
-
-
-def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether it has what is read here: episodes, and the tasks that they are of."""
-    if not (_has(record, _NEEDED) and all(_has(task, {"name": str}) for task in record["tasks"])):
-        return False
-    episodes = record["episodes"]
-    if not all(_has(one, _NEEDED_OF_EPISODES) and isinstance(one.get("round", 0), int) for one in episodes):
-        return False
-    return bool(episodes) and len({one["task_id"] for one in episodes}) == len(record["tasks"])
-
-
-def _has(value: object, needed: Mapping[str, type]) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in needed.items())
+    sentences = []
+    for kind in before[0].conditions:
+        ours, theirs = (frozenset().union(*(side.conditions[kind] for side in sides)) for sides in (before, after))
+        if ours - theirs and theirs - ours:
+            sentences.append(
+                f"the two sides had other {kind}, which may explain the difference: {shown(min(ours - theirs))} "
+                f"before, {shown(min(theirs - ours))} after"
+            )
+    return sentences
 
 
 if __name__ == "__main__":

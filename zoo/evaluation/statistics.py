@@ -198,8 +198,6 @@ class Comparison:
     @property
     def p_value(self) -> float:
         """Two-sided, of the exact sign-flip test over start states; in one round that is McNemar's."""
-        if self.rounds == 1:
-            return mcnemar_exact(self.gained, self.lost)
         return sign_flip_exact(self.differences)
 
     @property
@@ -209,38 +207,21 @@ class Comparison:
         return high_a < low_b or high_b < low_a
 
 
-def mcnemar_exact(gained: int, lost: int) -> float:
-    """Chance of a split at least as uneven when either change is as likely as the other (McNemar 1947, exact).
-
-    Twice the lower tail of a binomial of `gained + lost` fair coins, at most 1.
-    """
-    if gained < 0 or lost < 0:
-        raise ValueError(f"counts must be >= 0, got {gained} and {lost}")
-    coins = gained + lost
-    tail = sum(math.comb(coins, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**coins)
-
-
 def sign_flip_exact(differences: Sequence[int]) -> float:
     """Chance of a sum as far from 0 when each difference is as likely with the other sign (Fisher 1935, exact).
 
     Two policies that are alike in a start state may have changed places there, all its rounds together: rounds of one
-    start state need not be independent. Differences of -1, 0 and 1 alone give `mcnemar_exact`.
+    start state need not be independent. Differences of -1, 0 and 1 alone give McNemar's exact test (1947).
     """
-    chance = np.ones(1)
-    """Of each sum, from the lowest to the highest, in steps of 1."""
-    for size, number in Counter(abs(difference) for difference in differences if difference).items():
-        coins = np.zeros(2 * size * number + 1)
-        coins[:: 2 * size] = np.exp([_log_coins(number, heads) for heads in range(number + 1)])
-        chance = np.convolve(chance, coins)
-    sums = np.arange(len(chance)) - len(chance) // 2
-    return float(min(1.0, chance[np.abs(sums) >= abs(sum(differences))].sum()))
-
-
-def _log_coins(coins: int, heads: int) -> float:
-    """Log of the chance of so many heads of fair coins."""
-    ways = math.lgamma(coins + 1) - math.lgamma(heads + 1) - math.lgamma(coins - heads + 1)
-    return ways - coins * math.log(2)
+    sizes = Counter(abs(difference) for difference in differences if difference)
+    ways = np.array([1], dtype=object)
+    """To come to each sum, from the lowest to the highest in steps of 1; integers of any size."""
+    for size, number in sizes.items():
+        coins = np.zeros(2 * size * number + 1, dtype=object)
+        coins[:: 2 * size] = [math.comb(number, heads) for heads in range(number + 1)]
+        ways = np.convolve(ways, coins)
+    sums = np.arange(len(ways)) - len(ways) // 2
+    return int(ways[np.abs(sums) >= abs(sum(differences))].sum()) / 2 ** sizes.total()
 
 
 def binomial_exact(successes: int, episodes: int, rate: float) -> float:
