@@ -1,6 +1,6 @@
-"""A Gymnasium environment of the user's as a benchmark: a sentence, a picture and seeds as start states.
+"""`from_gymnasium`: a Gymnasium environment of the user's becomes a benchmark that every command knows.
 
-`vla_gym.from_gymnasium` describes and registers it, `GymnasiumSimulator` drives it where it runs.
+It is one task with a sentence, an image, and seeds as start states; `GymnasiumSimulator` drives it where it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
+from vla_gym.errors import BadValue, VLAZooError, check_integer, check_known, shown, unknown_name
 from vla_gym.observation import check_instruction
 from vla_gym.registry import register_benchmark
 from vla_gym.simulator import SimStep
@@ -34,12 +34,11 @@ _UNBOUNDED = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What `from_gymnasium` was told."""
+    """Arguments of `from_gymnasium`, classes and functions by their names."""
 
     env: str
-    """Gymnasium id, or "module:name" of what makes the environment."""
     registered: bool
-    """Whether `env` is an id."""
+    """Whether `env` is a Gymnasium id; else it is "module:name" of what makes the environment."""
     instruction: str
     success: str
     horizon: int
@@ -50,16 +49,83 @@ class Description:
     in_process: bool
     kwargs: Mapping[str, Any] = field(hash=False)
 
-    def make(self) -> gym.Env[Any, Any]:
-        """The environment itself; raises `BadValue` where its constructor does not take what it is given."""
-        try:
-            return make_env(self.env, self.kwargs, registered=self.registered, rendered=self.image is None)
-        except (TypeError, gym.error.Error) as error:
-            raise BadValue(f"{self.env} cannot be made with {dict(self.kwargs)}: {error}") from error
-
 
 DESCRIBED: dict[str, Description] = {}
 """Benchmark id -> description."""
+
+
+def from_gymnasium(
+    env: str | Callable[..., gym.Env[Any, Any]],
+    instruction: str,
+    success: str | Callable[[Mapping[str, Any]], bool] = "is_success",
+    *,
+    id: str | None = None,
+    horizon: int | None = None,
+    trials: int = 50,
+    image: str | None = None,
+    state: str | bool = True,
+    control_hz: float = 10.0,
+    in_process: bool = False,
+    **kwargs: Any,
+) -> Benchmark:
+    """Make a benchmark of one task out of a Gymnasium environment, and register it under `id` for every command.
+
+    Args:
+        env: a Gymnasium id ("module:Id" where a module registers it), or a class or function of a module.
+        instruction: the sentence that the policy gets.
+        success: key of `info` that is true once the task is solved, or a function of a module, called with `info`.
+        id: the benchmark's id; by default the name of `env`.
+        horizon: steps after which an episode is cut off; by default the registered `max_episode_steps`.
+        trials: start states of each split. Trial k of "train" is `reset(seed=k)`, of "test" `reset(seed=trials + k)`,
+            of "validation" `reset(seed=2 * trials + k)`.
+        image: key of the observation that is an image, uint8 `[H, W, 3]`; by default `render()` gives it
+            (`render_mode="rgb_array"`).
+        state: key of the observation that is the state; True takes the whole one where it is a vector, False none. Of
+            a `Dict` with vectors a key, or False, must be given.
+            Entries with bounds are scaled to [-1, 1].
+        control_hz: steps in a second of video.
+        in_process: whether it steps so fast that worker processes would only slow it down.
+        kwargs: of the environment's constructor, JSON values.
+
+    Makes the environment, resets it, looks at its image and steps it once. Raises `BadValue` for what cannot be
+    driven, and for an `id` that is taken; warns where `info` of that step lacks the key `success`.
+    """
+    registered = isinstance(env, str)
+    if isinstance(env, str):
+        spec = _spec(env)
+        name = env if ":" in env or in_process else _with_module(spec)
+        horizon = spec.max_episode_steps if horizon is None else horizon
+    else:
+        name = importable("env", env)
+    if horizon is None:
+        raise BadValue(f"{name} does not say after how many steps an episode ends; give horizon=")
+    if not isinstance(instruction, str):
+        raise BadValue(f"instruction must be the sentence that the policy gets, got {shown(instruction)}")
+    check_instruction(instruction)
+    try:
+        json.dumps(kwargs)
+    except (TypeError, ValueError) as error:
+        raise BadValue(f"{kwargs} must be JSON values (they are recorded, and sent to workers): {error}") from error
+    own_id = id or name.rpartition(":")[2].rpartition("/")[2].replace(".", "-")
+    described = Description(
+        env=name,
+        registered=registered,
+        instruction=instruction,
+        success=success if isinstance(success, str) else importable("success", success),
+        horizon=check_integer("horizon", horizon, 1),
+        trials=check_integer("trials", trials, 1),
+        image=image,
+        state=state,
+        control_hz=control_hz,
+        in_process=in_process,
+        kwargs=kwargs,
+    )
+    if DESCRIBED.get(own_id, described) != described:
+        raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
+    sizes(described)  # before anything is registered: what fails here can be called again, put right
+    register_benchmark(f"{__name__}:gymnasium_benchmark", {own_id: 1})
+    DESCRIBED[own_id] = described
+    return gymnasium_benchmark(own_id)
 
 
 def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
@@ -153,8 +219,7 @@ class GymnasiumSimulator:
     def observe(self) -> Mapping[str, np.ndarray]:
         out: dict[str, np.ndarray] = {}
         if "image" in self._cameras:
-            picture = self._env.render() if self._image_key is None else self._obs[self._image_key]
-            out["image"] = square(picture, self._image_size)
+            out["image"] = square(_image(self._env, self._obs, self._image_key), self._image_size)
         if self._state_space is not None:
             value = self._obs[self._state_key] if isinstance(self._state_key, str) else self._obs
             out["state"] = scaled_state(np.asarray(value), self._state_space)
@@ -213,42 +278,13 @@ def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | No
     if isinstance(space, gym.spaces.Dict) and (vectors := [key for key, part in space.items() if _is_vector(part)]):
         raise BadValue(
             f"which of {', '.join(vectors)} is the state? say state='{vectors[0]}', or state=False for a policy that "
-            "looks at the picture only"
+            "looks at the image only"
         )
     return space if _is_vector(space) else None  # type: ignore[return-value]
 
 
 def _is_vector(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-
-
-def check_picture(env: gym.Env[Any, Any], image: str | None, name: str) -> None:
-    """Raise for an `image` that is no key of the observation or no picture, and for a `render()` that is not there."""
-    space = env.observation_space
-    known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
-    if image is None:
-        if _renders(env):
-            return
-        pictures = [key for key, part in known.items() if _is_picture(part)]
-        raise BadValue(
-            f"{name} has no render() to give its picture; add one, or name a key of the observation that is a uint8 "
-            f"picture: image='{pictures[0] if pictures else 'KEY'}'"
-        )
-    if image not in known:
-        raise unknown_name("key of the observation", image, known)
-    if not _is_picture(known[image]):
-        raise BadValue(f"the image '{image}' must be uint8 [H, W, 3], got {known[image]}")
-
-
-def _is_picture(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
-
-
-def _renders(env: gym.Env[Any, Any]) -> bool:
-    """Whether the environment or a wrapper around it has a `render()` of its own, not one that only passes on."""
-    if type(env).render.__module__ not in ("gymnasium.core", "gymnasium.wrappers.common"):
-        return True
-    return isinstance(env, gym.Wrapper) and _renders(env.env)
 
 
 def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
@@ -260,13 +296,11 @@ def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
     return scaled_S.astype(np.float32)
 
 
-def square(picture: Any, size: int) -> np.ndarray:
-    """Return the picture in `size` x `size` pixels, whole: uint8 `[size, size, 3]`."""
-    if picture is None:
-        raise ValueError("render() gave no picture; the environment must be made with render_mode='rgb_array'")
-    image = np.asarray(picture)
+def square(image: Any, size: int) -> np.ndarray:
+    """Return the image in `size` x `size` pixels, whole: uint8 `[size, size, 3]`."""
+    image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"the picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}")
+        raise ValueError(f"the image must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}")
     if image.shape[:2] == (size, size):
         return image
     from PIL import Image
@@ -274,122 +308,55 @@ def square(picture: Any, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BOX))
 
 
+def _image(env: gym.Env[Any, Any], obs: Any, key: str | None) -> Any:
+    if key is None:
+        return env.render()
+    if not isinstance(obs, Mapping) or key not in obs:
+        raise unknown_name("key of the observation", key, obs if isinstance(obs, Mapping) else ())
+    return obs[key]
+
+
 @functools.cache
 def sizes(described: Description) -> tuple[int, int]:
-    """Length of the environment's actions and of its state, 0 without one; raises `BadValue` for what does not fit."""
-    env = described.make()
+    """Return the length of the environment's actions and of its state, 0 without one.
+
+    Resets, looks and steps once. Raises `BadValue` for what does not fit or fails; warns where `info` lacks `success`.
+    """
+    name = described.env
     try:
-        low, _ = action_bounds(env.action_space, described.env)
-        check_picture(env, described.image, described.env)
+        env = make_env(name, described.kwargs, registered=described.registered, rendered=described.image is None)
+    except (TypeError, gym.error.Error) as error:
+        raise BadValue(f"{name} cannot be made with {dict(described.kwargs)}: {error}") from error
+    try:
+        low, _ = action_bounds(env.action_space, name)
         state = state_space(env.observation_space, described.state)
-        _try_out(env, described)
-    except BaseException:
-        with suppress(Exception):  # what failed first is said
-            env.close()
-        raise
-    env.close()
-    return len(low), 0 if state is None else state.shape[0]
-
-
-def _try_out(env: gym.Env[Any, Any], described: Description) -> None:
-    """Reset, look and step once: raises `BadValue` where that fails, and warns where `info` lacks the success."""
-    try:
         obs, _ = env.reset(seed=0)
-        square(env.render() if described.image is None else obs[described.image], 1)
+        square(_image(env, obs, described.image), 1)
         env.action_space.seed(0)
         info = env.step(env.action_space.sample())[4]
         success_of(described.success)(info)
+    except VLAZooError:
+        raise
     except Exception as error:
         raise BadValue(
-            f"{described.env} fails at reset(seed=0), its picture or its first step: {type(error).__name__}: {error}"
+            f"{name} fails at reset(seed=0), its image or its first step: {type(error).__name__}: {error}. Its "
+            "image is what render() gives, or a key of the observation, uint8 [H, W, 3], that image= names"
         ) from error
+    finally:
+        with suppress(Exception):  # what failed first is said
+            env.close()
     if ":" not in described.success and described.success not in info:
         warnings.warn(
-            f"info of {described.env}'s first step has no '{described.success}' (it has "
-            f"{', '.join(map(str, info)) or 'nothing'}): no episode counts as solved unless it comes later; success= "
-            "names the key",
-            stacklevel=2,
+            f"info of {name}'s first step has no '{described.success}' (it has {', '.join(map(str, info)) or 'nothing'}"
+            "): no episode counts as solved unless it comes later; success= names the key",
+            stacklevel=3,
         )
+    return len(low), 0 if state is None else state.shape[0]
 
 
 def success_of(success: str) -> Callable[[Mapping[str, Any]], Any]:
     """Return what reads success from `info`: of a key, or "module:name" of a function."""
-    return pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
-
-
-def _named(key: str, info: Mapping[str, Any]) -> bool:
-    return bool(info.get(key, False))
-
-
-def from_gymnasium(
-    env: str | Callable[..., gym.Env[Any, Any]],
-    instruction: str,
-    success: str | Callable[[Mapping[str, Any]], bool] = "is_success",
-    *,
-    id: str | None = None,
-    horizon: int | None = None,
-    trials: int = 50,
-    image: str | None = None,
-    state: str | bool = True,
-    control_hz: float = 10.0,
-    in_process: bool = False,
-    **kwargs: Any,
-) -> Benchmark:
-    """Make a benchmark of one task out of a Gymnasium environment, and register it under `id` for every command.
-
-    Args:
-        env: a Gymnasium id ("module:Id" where a module registers it), or a class or function of a module.
-        instruction: the sentence that the policy gets.
-        success: key of `info` that is true once the task is solved, or a function of a module, called with `info`.
-        id: the benchmark's id; by default the name of `env`.
-        horizon: steps after which an episode is cut off; by default the registered `max_episode_steps`.
-        trials: start states of each split. Trial k of "train" is `reset(seed=k)`, of "test" `reset(seed=trials + k)`,
-            of "validation" `reset(seed=2 * trials + k)`.
-        image: key of the observation that is a picture, uint8 `[H, W, 3]`; by default `render()` gives it
-            (`render_mode="rgb_array"`).
-        state: key of the observation that is the state; True takes the whole one where it is a vector, False none. Of
-            a `Dict` with vectors a key, or False, must be given.
-            Entries with bounds are scaled to [-1, 1].
-        control_hz: steps in a second of film.
-        in_process: whether it steps so fast that worker processes would only slow it down.
-        kwargs: of the environment's constructor, JSON values.
-
-    Makes the environment, resets it, looks at its picture and steps it once. Raises `BadValue` for what cannot be
-    driven, and for an `id` that is taken; warns where `info` of that step lacks the key `success`.
-    """
-    registered = isinstance(env, str)
-    if isinstance(env, str):
-        spec = _spec(env)
-        name = env if ":" in env or in_process else _with_module(spec)
-        horizon = spec.max_episode_steps if horizon is None else horizon
-    else:
-        name = importable("env", env)
-    if horizon is None:
-        raise BadValue(f"{name} does not say after how many steps an episode ends; give horizon=")
-    if not isinstance(instruction, str) or not instruction.strip():
-        raise BadValue(f"instruction must be the sentence that the policy gets, got {shown(instruction)}")
-    check_instruction(instruction)
-    _check_json(kwargs)
-    own_id = id or name.rpartition(":")[2].rpartition("/")[2].replace(".", "-")
-    described = Description(
-        env=name,
-        registered=registered,
-        instruction=instruction,
-        success=success if isinstance(success, str) else importable("success", success),
-        horizon=check_integer("horizon", horizon, 1),
-        trials=check_integer("trials", trials, 1),
-        image=image,
-        state=state,
-        control_hz=control_hz,
-        in_process=in_process,
-        kwargs=kwargs,
-    )
-    if DESCRIBED.get(own_id, described) != described:
-        raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
-    sizes(described)  # before anything is registered: what fails here can be called again, put right
-    register_benchmark(f"{gymnasium_benchmark.__module__}:gymnasium_benchmark", {own_id: 1})
-    DESCRIBED[own_id] = described
-    return gymnasium_benchmark(own_id)
+    return pkgutil.resolve_name(success) if ":" in success else lambda info: bool(info.get(success, False))
 
 
 def importable(what: str, value: object) -> str:
@@ -414,15 +381,6 @@ def _with_module(spec: EnvSpec) -> str:
             "in_process=True, or register it in a module"
         )
     return f"{module}:{spec.id}"
-
-
-def _check_json(kwargs: Mapping[str, Any]) -> None:
-    """Raise `BadValue` for an argument that no JSON file can hold."""
-    for name, value in kwargs.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise BadValue(f"{name} must be a JSON value (it is recorded, and sent to workers): {error}") from error
 
 
 def _spec(env: str) -> EnvSpec:

@@ -141,7 +141,7 @@ def test_it_runs_in_worker_processes() -> None:
     check_vla_env("Yard-v0", num_workers=2)
 
 
-def test_actions_pictures_and_success_are_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_images_and_success_are_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
     import their_yard
 
     vla_gym.from_gymnasium(
@@ -195,14 +195,12 @@ def test_what_cannot_be_driven_is_said_at_once() -> None:
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go elsewhere")
 
 
-def test_a_picture_that_cannot_be_used_is_refused_when_it_is_described() -> None:
+def test_an_image_that_cannot_be_used_is_refused_when_it_is_described() -> None:
     import their_yard
 
-    for odd, got in (("Odd", "gave no picture"), ("Floats", "got float64"), ("Transparent", r"\[8, 8, 4\]")):
+    for odd, got in (("Odd", "got object"), ("Floats", "got float64"), ("Transparent", r"\[8, 8, 4\]")):
         with pytest.raises(BadValue, match=f"their_yard:{odd} fails at reset.*{got}"):
             vla_gym.from_gymnasium(getattr(their_yard, odd), "go", horizon=5)
-    with pytest.raises(BadValue, match=r"the image 'first' must be uint8 \[H, W, 3\], got Box"):
-        vla_gym.from_gymnasium(their_yard.ChannelsFirst, "go", image="first", horizon=5)
 
 
 def test_what_fails_first_is_said_where_close_fails_too() -> None:
@@ -245,7 +243,7 @@ def test_a_state_is_scaled_where_it_has_bounds() -> None:
     assert scaled_state(np.array([1.0, 7.0]), space).tolist() == [-0.5, 7.0]
 
 
-def test_pictures_become_square() -> None:
+def test_images_become_square() -> None:
     image = np.zeros((2, 4, 3), dtype=np.uint8)
     image[:, 2:] = 200
     assert square(image, 2)[:, :, 0].tolist() == [[0, 200], [0, 200]]
@@ -272,7 +270,7 @@ def test_a_time_limit_inside_truncates() -> None:
     assert step_through(envs, [-1.0, 0.0]) == ([False] * 3, [False, False, True])
 
 
-def test_a_class_is_asked_for_pictures_where_it_has_a_render_mode() -> None:
+def test_a_class_is_asked_for_images_where_it_has_a_render_mode() -> None:
     import their_yard
 
     vla_gym.from_gymnasium(their_yard.Yard, "go", id="Class-Yard", horizon=3, in_process=True)
@@ -282,7 +280,7 @@ def test_a_class_is_asked_for_pictures_where_it_has_a_render_mode() -> None:
     envs.close()
 
 
-def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
+def test_an_image_of_the_observation_needs_no_render_mode() -> None:
     vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixels", state="arm", in_process=True)
     envs = vla_gym.make_vec("ShownYard-v0", 1, image_size=16, autoreset_mode="disabled")
     obs, _ = envs.reset()
@@ -296,9 +294,9 @@ def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
     assert their_yard.Shown.taken[-2:] == [6, 10]
     envs.close()
     with pytest.raises(UnknownName, match="no key of the observation 'pixel'"):
-        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixel", id="A")
-    with pytest.raises(BadValue, match=r"the image 'arm' must be uint8 \[H, W, 3\], got Box"):
-        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="arm", id="A")
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixel", id="A", state=False)
+    with pytest.raises(BadValue, match=r"must be uint8 \[H, W, 3\], got float32 \[2\]"):
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="arm", id="A", state=False)
     with pytest.raises(BadValue, match=r"ShownYard-v0 cannot be made with \{\}: .*render_mode"):
         vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", id="A")
 
@@ -306,8 +304,8 @@ def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
 def test_an_environment_that_cannot_show_itself_is_refused_when_it_is_described() -> None:
     import their_yard
 
-    with pytest.raises(BadValue, match=r"their_yard:Shown has no render\(\) to give its picture; .*image='pixels'"):
-        vla_gym.from_gymnasium(their_yard.Shown, "go", id="Their-Shown", horizon=7)
+    with pytest.raises(BadValue, match=r"their_yard:Shown fails .*NotImplementedError.*render\(\) gives.*image="):
+        vla_gym.from_gymnasium(their_yard.Shown, "go", id="Their-Shown", horizon=7, state=False)
     assert "Their-Shown" not in vla_gym.list_envs()
 
 
@@ -316,9 +314,9 @@ def test_what_failed_can_be_called_again_put_right() -> None:
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, sped=0.5)
     assert "Again" not in vla_gym.list_envs()
     assert vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, speed=0.5).id == "Again"
-    with pytest.raises(BadValue, match="speed must be a JSON value"):
+    with pytest.raises(BadValue, match=r"speed.* must be JSON values"):
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Other", speed=np.int64(1))
-    with pytest.raises(BadValue, match="instruction must be the sentence that the policy gets, got None"):
+    with pytest.raises(BadValue, match="got None"):
         vla_gym.from_gymnasium("their_yard:Yard-v0", None, id="Other")  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ The only module of this package that imports Stable-Baselines3 (and with it torc
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,9 +14,9 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, check_known, shown
 from vla_gym.observation import encode_instructions
-from vla_gym.vector.inputs import join_options
+from vla_gym.vector.start_states import START_OPTIONS
 from vla_gym.vector.step import EnvStep
 from vla_gym.vector.vector_env import VLAVectorEnv
 
@@ -121,3 +121,27 @@ class SB3VecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """True for `Monitor`: `info["episode"]` counts whole episodes, as its record does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+
+def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[str, np.ndarray]:
+    """Reset options of all environments from one dict per environment, of `task_id` and `trial_id`: int64 `[N]` each.
+
+    Empty when all entries are. Raises `UnknownName` for another key, `BadValue` for another number of entries, for
+    what is no integer, and when only some name a start state.
+    """
+    if len(entries) != num_envs:
+        raise BadValue(f"a list of reset options must have one dict per slot, {num_envs}, got {len(entries)}")
+    for key in (key for entry in entries for key in entry):
+        check_known("reset option of a single slot", key, START_OPTIONS)
+    if not any(entries):
+        return {}
+    for env, entry in enumerate(entries):
+        for key in START_OPTIONS:
+            if key not in entry:
+                raise BadValue(
+                    f"options[{env}] has no '{key}', got {dict(entry)}: when one dict of a list names a start "
+                    "state, every slot must give task_id and trial_id"
+                )
+            if not isinstance(entry[key], int | np.integer) or isinstance(entry[key], bool):
+                raise BadValue(f"options[{env}]['{key}'] must be an integer, got {shown(entry[key])}")
+    return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in START_OPTIONS}

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.errors import WorkerFailed
+from vla_gym.errors import BadValue, WorkerFailed
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.inputs import read_actions
 from vla_gym.vector.start_states import Schedule
 from vla_gym.vector.state import EpisodeTable
 from vla_gym.vector.step import EnvStep, Observation
@@ -210,3 +209,36 @@ class Stage:
         with self._guard():
             assert self._pending is None, "receive() what was sent first"
             self._pending = self._runner.send(commands)
+
+
+def read_actions(
+    actions: object, running_N: np.ndarray, single: spaces.Box, where: Callable[[int], str] = "slot {}".format
+) -> np.ndarray:
+    """Return actions as a fresh float32 `[N, K, A]` clipped to [-1, 1].
+
+    With K = 1, `[N, A]` is accepted too. Rows of environments that do not run are ignored. Raises `BadValue` for
+    another shape, for what is no number, and for NaN or infinity in the row of a running environment, which
+    `where` describes.
+    """
+    wanted = len(running_N), *single.shape
+    try:
+        raw = np.asarray(actions, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise BadValue(f"actions must be an array of numbers, got {type(actions).__name__}: {error}") from error
+    if wanted[1] == 1 and raw.shape == (wanted[0], wanted[2]):
+        raw = raw[:, None]
+    if raw.shape != wanted:
+        also = f" or {[wanted[0], wanted[2]]}" if wanted[1] == 1 else ""
+        raise BadValue(
+            f"actions have shape {list(raw.shape)}, expected [num_envs, chunk, action_dim] = {list(wanted)}{also}"
+        )
+    bad = ~np.isfinite(raw)
+    if bad.any():
+        if (bad & running_N[:, None, None]).any():
+            env, step, dim = np.argwhere(bad & running_N[:, None, None])[0].tolist()
+            raise BadValue(
+                f"actions[{env}, {step}, {dim}] is {raw[env, step, dim]} [{where(env)}]; every action must be "
+                "finite, in [-1, 1]"
+            )
+        raw = np.nan_to_num(raw)
+    return np.clip(raw, -1.0, 1.0)

@@ -8,14 +8,17 @@ sets and keeps, must be the same on every rank; members of a group agree on epis
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.errors import BadValue, check_integer, shown, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known, shown
 from vla_gym.specs import StartState, Task
 
+START_OPTIONS = ("task_id", "trial_id")
+RESET_OPTIONS = ("reset_mask", *START_OPTIONS)
 ScheduleKind = Literal["random", "grid"]
 
 
@@ -107,8 +110,7 @@ def make_schedule(
 
     Raises `UnknownName` for another kind, `BadValue` for groups that do not fit.
     """
-    if kind not in ("random", "grid"):
-        raise unknown_name("schedule", kind, ("random", "grid"))
+    check_known("schedule", kind, ("random", "grid"))
     check_integer("group_size", group_size, 1)
     if num_envs % group_size:
         near = max(group_size, num_envs // group_size * group_size)
@@ -138,3 +140,46 @@ def make_schedule(
 def check_seed(seed: object) -> int:
     """A seed as an int >= 0, else `BadValue`."""
     return check_integer("seed", int(seed) if isinstance(seed, np.integer) else seed, 0)
+
+
+def read_reset_options(
+    options: Mapping[str, Any] | None, num_envs: int, tasks: tuple[Task, ...]
+) -> tuple[np.ndarray | None, dict[int, StartState] | None]:
+    """(`reset_mask` or None for all, environment -> start state asked for, or None when the schedule chooses).
+
+    Raises `UnknownName` for another option, `BadValue` for a wrong shape, dtype or range.
+    """
+    options = options or {}
+    for key in options:
+        check_known("reset option", key, RESET_OPTIONS)
+    mask_N = options.get("reset_mask")
+    if mask_N is not None:
+        if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,):
+            raise BadValue(f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {shown(mask_N)}")
+        if not mask_N.any():
+            raise BadValue("options['reset_mask'] must hold at least one True")
+        mask_N = mask_N.copy()
+    if ("task_id" in options) != ("trial_id" in options):
+        raise BadValue("options['task_id'] and options['trial_id'] go together; only one was given")
+    if "task_id" not in options:
+        return mask_N, None
+    task_N = _ids("task_id", options["task_id"], num_envs)
+    trial_N = _ids("trial_id", options["trial_id"], num_envs)
+    chosen = range(num_envs) if mask_N is None else np.flatnonzero(mask_N).tolist()
+    return mask_N, {env: _start(int(task_N[env]), int(trial_N[env]), tasks) for env in chosen}
+
+
+def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
+    raw = np.asarray(value)
+    if not np.issubdtype(raw.dtype, np.integer) or raw.shape not in ((), (num_envs,)):
+        raise BadValue(f"options['{name}'] must be an integer or {num_envs} integers, got {raw.dtype}{list(raw.shape)}")
+    return np.broadcast_to(raw, (num_envs,))
+
+
+def _start(task_id: int, trial_id: int, tasks: tuple[Task, ...]) -> StartState:
+    if not 0 <= task_id < len(tasks):
+        raise BadValue(f"task_id {task_id} is outside 0 .. {len(tasks) - 1}")
+    count = tasks[task_id].num_trials
+    if not 0 <= trial_id < count:
+        raise BadValue(f"trial_id {trial_id} of task {task_id} is outside 0 .. {count - 1}")
+    return StartState(task_id=task_id, trial_id=trial_id)

@@ -16,10 +16,9 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.specs import Benchmark
 from vla_gym.vector import state as vector_state
-from vla_gym.vector.inputs import read_actions, read_reset_options
 from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_record
-from vla_gym.vector.stage import CommandRunner, Stage
-from vla_gym.vector.start_states import Schedule, check_seed
+from vla_gym.vector.stage import CommandRunner, Stage, read_actions
+from vla_gym.vector.start_states import Schedule, check_seed, read_reset_options
 from vla_gym.vector.step import EnvStep, Observation
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.sub_env import Command

@@ -7,7 +7,9 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import StartState
-from vla_gym.vector.inputs import join_options, read_actions, read_reset_options
+from vla_gym.vector.sb3 import join_options
+from vla_gym.vector.stage import read_actions
+from vla_gym.vector.start_states import read_reset_options
 
 RUNNING = np.array([True, False])
 SPACE = Box(-1, 1, (3, 2), np.float32)

@@ -17,8 +17,14 @@ from vla_gym.system.vulkan import sapien_device
 
 sapien = pytest.importorskip("sapien")
 
-from vla_gym.adapters.plate25.assets import STAND_IN_ARM
-from vla_gym.adapters.plate25.simulator import Progress, grips, lies_on, task_progress, world_box
+from vla_gym.adapters.plate25.assets import STAND_IN_ARM  # noqa: E402
+from vla_gym.adapters.plate25.simulator import (  # noqa: E402
+    Progress,
+    grips,
+    lies_on,
+    task_progress,
+    world_box,
+)
 
 pytestmark = pytest.mark.sim
 
