@@ -203,22 +203,6 @@ def test_an_image_that_cannot_be_used_is_refused_when_it_is_described() -> None:
             vla_gym.from_gymnasium(getattr(their_yard, odd), "go", horizon=5)
 
 
-def test_what_fails_first_is_said_where_close_fails_too() -> None:
-    import their_yard
-
-    with pytest.raises(BadValue, match=r"their_yard:Dark fails at reset.*RuntimeError: no display"):
-        vla_gym.from_gymnasium(their_yard.Dark, "go", horizon=5)
-
-
-def test_an_environment_is_tried_with_the_same_action_every_time() -> None:
-    import their_yard
-
-    for name in ("Once", "Twice"):
-        vla_gym.from_gymnasium(their_yard.Listening, f"go {name}", id=f"Listening-{name}", horizon=5)
-    once, twice = their_yard.Listening.heard
-    assert once == twice
-
-
 def test_a_success_key_that_info_lacks_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"their_yard:Yard-v0's first step has no 'suces' \(it has is_success, far\)"):
         vla_gym.from_gymnasium("their_yard:Yard-v0", "go", success="suces")
@@ -228,14 +212,6 @@ def test_the_vectors_of_a_dict_are_not_passed_over_in_silence() -> None:
     with pytest.raises(BadValue, match=r"which of arm is the state\? say state='arm', or state=False"):
         vla_gym.from_gymnasium("their_yard:ShownYard-v0", "go", image="pixels")
     assert not vla_gym.from_gymnasium("their_yard:ShownYard-v0", "go", image="pixels", state=False).state_dim
-
-
-def test_actions_that_are_no_box_are_told_of_a_wrapper_that_helps() -> None:
-    import their_yard
-
-    with pytest.raises(BadValue, match=r"got Discrete\(2\); .* gymnasium.wrappers.TransformAction"):
-        vla_gym.from_gymnasium(their_yard.Buttons, "go", horizon=5)
-    assert vla_gym.from_gymnasium(their_yard.boxed, "go", horizon=5).action_dim == 1
 
 
 def test_a_state_is_scaled_where_it_has_bounds() -> None:
@@ -268,16 +244,6 @@ def test_a_time_limit_inside_truncates() -> None:
     vla_gym.from_gymnasium(their_yard.limited, "go", id="Limited-Yard", horizon=9, in_process=True, steps=3)
     envs = vla_gym.make_vec("Limited-Yard", 1, autoreset_mode="disabled")
     assert step_through(envs, [-1.0, 0.0]) == ([False] * 3, [False, False, True])
-
-
-def test_a_class_is_asked_for_images_where_it_has_a_render_mode() -> None:
-    import their_yard
-
-    vla_gym.from_gymnasium(their_yard.Yard, "go", id="Class-Yard", horizon=3, in_process=True)
-    envs = vla_gym.make_vec("Class-Yard", 1)
-    simulator = envs.pool._envs[0]._simulator  # type: ignore[attr-defined]
-    assert simulator._env.unwrapped.render_mode == "rgb_array"
-    envs.close()
 
 
 def test_an_image_of_the_observation_needs_no_render_mode() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv, find_benchmark, make_vec
@@ -14,22 +13,6 @@ from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
 from vla_gym.system.limits import num_cores
 
 Make = Callable[..., VLAVectorEnv]
-
-
-def test_defaults(make: Make) -> None:
-    envs = make("Toy-Reach", 1)
-    assert envs.chunk == 1
-    assert envs.single_observation_space["image"].shape == (32, 32, 3)
-    assert set(envs.single_observation_space.spaces) == {"image", "state", "instruction"}
-    assert envs.autoreset_mode is AutoresetMode.NEXT_STEP
-    assert envs.config.num_workers == 0
-    assert envs.worker_pids == []
-
-
-def test_options(make: Make) -> None:
-    envs = make("Toy-Reach", 4, image_size=20, wrist_camera=True, autoreset_mode=AutoresetMode.DISABLED)
-    assert envs.single_observation_space["wrist_image"].shape == (20, 20, 3)
-    assert envs.autoreset_mode is AutoresetMode.DISABLED
 
 
 def test_a_reward_is_not_differenced_twice(make: Make) -> None:
@@ -85,12 +68,6 @@ def test_mistakes_are_one_line(options: dict[str, Any], error: type[VLAZooError]
     with pytest.raises(error, match=message) as caught:
         make_vec("Toy-Reach", **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("env_id", [3, None, ["Toy-Reach"]])
-def test_what_is_no_environment_id_is_named(env_id: Any) -> None:
-    with pytest.raises(BadValue, match=r"env_id must be an environment id .* got"):
-        make_vec(env_id)
 
 
 def test_a_benchmark_of_one_s_own() -> None:

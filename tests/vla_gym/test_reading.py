@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import file_sha256, inside, parse_json, read_bytes, read_json_object, read_text, user_path
+from vla_gym.reading import file_sha256, inside, parse_json, read_bytes, read_json_object, read_text
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,6 @@ def test_json_of_many_values_is_refused_before_it_fills_the_memory(monkeypatch: 
     assert len(parse_json(f"[{'[],' * 400}0]", "x.json")) == 401
     with pytest.raises(BadValue, match=r"'x\.json' holds about 1201 values, at most 1000 are read"):
         parse_json(f"[{'[],' * 600}0]", "x.json")
-
-
-def test_an_object_is_read(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"a": [1, 2.5, null]}')
-    assert read_json_object(tmp_path / "x.json") == {"a": [1, 2.5, None]}
-    assert parse_json("3", "x") == 3
 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
@@ -85,12 +79,6 @@ def test_names_that_stay(tmp_path: Path) -> None:
     (cache / "blobs" / "b").write_text("")
     (cache / "snapshots" / "c" / "x").symlink_to("../../blobs/b")
     assert inside(cache / "snapshots" / "c", "x", "info.json").read_text() == ""
-
-
-def test_another_user_s_folder_that_is_not_there() -> None:
-    with pytest.raises(BadValue, match="'~nouser/x' is no path"):
-        user_path("~nouser/x")
-    assert user_path("a/b") == Path("a/b")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import RecordEpisodeStatistics
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import UnknownName
 from vla_gym.observation import decode_instruction
 from vla_gym.single_env import VLAEnv
 
@@ -29,21 +27,6 @@ def test_an_episode() -> None:
     assert env.render() is None
     env.close()
     env.close()
-
-
-def test_statistics_of_an_episode_are_left_to_wrappers() -> None:
-    env = RecordEpisodeStatistics(VLAEnv("Toy-Reach", chunk=12))
-    env.reset(seed=0)
-    info = env.step(np.zeros((12, 2), dtype=np.float32))[4]
-    assert (info["episode"]["r"], info["episode"]["l"]) == (0.0, 1)
-    with pytest.warns(UserWarning, match="infinity"):
-        check_env(gym.make("vla_gym/Toy-Reach-v0", chunk=12).unwrapped)  # whose first step ends the episode
-
-
-@pytest.mark.parametrize("option", [{"num_envs": 2}, {"group_size": 1}, {"autoreset_mode": "disabled"}])
-def test_options_of_several_environments_are_refused(option: dict[str, object]) -> None:
-    with pytest.raises(BadValue, match=rf"one environment.*no {next(iter(option))}.*make_vec"):
-        VLAEnv("Toy-Reach", **option)
 
 
 def test_a_grid_is_walked_and_begins_again() -> None:

@@ -24,19 +24,10 @@ def test_actions_are_copied_and_clipped() -> None:
     assert (given == 1.5).all()
 
 
-def test_lists_are_fine() -> None:
-    assert read_actions([[[0.0] * 2] * 3] * 2, RUNNING, SPACE).shape == (2, 3, 2)
-
-
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (1, 3, 2), (2, 3, 3), (12,)])
 def test_a_wrong_shape_names_both(shape: tuple[int, ...]) -> None:
     with pytest.raises(BadValue, match=r"expected \[num_envs, chunk, action_dim\] = \[2, 3, 2\]$"):
         read_actions(np.zeros(shape), RUNNING, SPACE)
-
-
-def test_a_chunk_of_one_says_both_shapes() -> None:
-    with pytest.raises(BadValue, match=r"\[2, 1, 2\] or \[2, 2\]$"):
-        read_actions(np.zeros(3), RUNNING, Box(-1, 1, (1, 2), np.float32))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -49,17 +40,6 @@ def test_only_running_slots_must_be_finite(value: float) -> None:
         read_actions(action, RUNNING, SPACE)
 
 
-@pytest.mark.parametrize("actions", [None, "left", {"a": 1}, [[1], [1, 2]]])
-def test_no_numbers(actions: object) -> None:
-    with pytest.raises(BadValue, match="actions"):
-        read_actions(actions, RUNNING, SPACE)
-
-
-def test_no_options() -> None:
-    assert read_reset_options(None, 2, TASKS) == (None, None)
-    assert read_reset_options({}, 2, TASKS) == (None, None)
-
-
 def test_mask_and_cells() -> None:
     mask_N = np.array([False, True])
     mask, cells = read_reset_options({"reset_mask": mask_N, "task_id": 1, "trial_id": [0, 3]}, 2, TASKS)
@@ -67,12 +47,6 @@ def test_mask_and_cells() -> None:
     assert mask is not None
     assert mask.tolist() == [False, True]
     assert cells == {1: StartState(task_id=1, trial_id=3)}
-
-
-@pytest.mark.parametrize("mask", [[True, True], np.array([1, 0]), np.array([True]), np.array([False, False])])
-def test_wrong_masks(mask: object) -> None:
-    with pytest.raises(BadValue, match="reset_mask"):
-        read_reset_options({"reset_mask": mask}, 2, TASKS)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +62,6 @@ def test_wrong_masks(mask: object) -> None:
 def test_wrong_cells(task_id: object, trial_id: object, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         read_reset_options({"task_id": task_id, "trial_id": trial_id}, 2, TASKS)
-
-
-def test_task_and_trial_go_together() -> None:
-    with pytest.raises(BadValue, match="go together"):
-        read_reset_options({"task_id": 0}, 2, TASKS)
-
-
-def test_unknown_option() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'reset_mask'"):
-        read_reset_options({"resetmask": np.array([True, True])}, 2, TASKS)
 
 
 def test_the_options_of_each_slot_become_those_of_all() -> None:

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_gym import VLAVectorEnv, find_benchmark
-from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import Task
 from vla_gym.vector.protocol import changed_instructions, with_instructions
 
@@ -34,22 +32,6 @@ def test_a_function_is_asked_for_every_task() -> None:
     assert with_instructions(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
 
 
-@pytest.mark.parametrize(
-    ("instructions", "error", "message"),
-    [
-        ({"reach_gren": "x"}, UnknownName, "no task of Toy-Reach 'reach_gren'.*Did you mean 'reach_green'"),
-        ({"reach_red": ""}, BadValue, "allowed are 1 to 160"),
-        ({"reach_red": 3}, BadValue, "instruction of task 'reach_red' must be a text, got int"),
-        ({"reach_red": "\u4e2d"}, BadValue, "printable ASCII"),
-        (lambda task: None, BadValue, "must be a text, got NoneType"),
-        ("reach it", BadValue, "must map task names to texts"),
-    ],
-)
-def test_what_cannot_be_told(instructions: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        with_instructions(find_benchmark("Toy-Reach"), instructions)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_policy_is_told_the_new_words_and_the_protocol_the_old_ones(make: Make, num_workers: int) -> None:
     words = {"reach_red": "touch the block as red as a tomato"}
@@ -67,15 +49,3 @@ def test_the_policy_is_told_the_new_words_and_the_protocol_the_old_ones(make: Ma
     assert record["tasks"][0]["instruction"] == words["reach_red"]
     assert record["own_instructions"] == {"reach_red": "reach the red block"}
     assert plain.protocol()["own_instructions"] == {}
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_state_can_be_left_out(make: Make, num_workers: int) -> None:
-    envs = make("Toy-Reach", 2, state=False, num_workers=num_workers)
-    obs, _ = envs.reset()
-    assert set(obs) == {"image", "instruction"}
-    assert obs in envs.observation_space
-    assert "state" not in envs.step(np.zeros((2, 2)))[0]
-    assert envs.protocol()["state_dim"] == 0
-    with pytest.raises(BadValue, match="state must be True or False, got 'no'"):
-        make("Toy-Reach", 2, state="no")

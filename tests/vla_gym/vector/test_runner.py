@@ -70,14 +70,6 @@ def test_a_decision_holds_what_the_reports_say() -> None:
     assert runner.table.actions(1, 2).shape == (2, 2)  # the two that were executed
 
 
-def test_commands_are_pending_until_they_are_received() -> None:
-    runner, _ = make_runner()
-    pending = runner.send(runner.begin_commands([0]))
-    assert runner.num_pending == 1
-    runner.receive(pending)
-    assert runner.num_pending == 0
-
-
 def test_three_losses_in_a_row_are_no_accident() -> None:
     runner, pool = make_runner("random")
     runner.run(runner.begin_commands([0, 1]))

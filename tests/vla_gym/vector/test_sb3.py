@@ -3,18 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 from vla_gym import BadValue, VLAVectorEnv
-from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction
+from vla_gym.observation import decode_instruction
 
 Make = Callable[..., VLAVectorEnv]
 ACTION = np.zeros((3, 5, 2), dtype=np.float32)
@@ -22,23 +18,6 @@ ACTION = np.zeros((3, 5, 2), dtype=np.float32)
 
 def view(make: Make, **options: Any) -> Any:
     return make(None, 3, chunk=5, schedule="grid", **options).as_sb3()
-
-
-def test_spaces_hold_arrays_only(make: Make) -> None:
-    env = view(make)
-    assert isinstance(env, VecEnv)
-    assert env.envs.autoreset_mode is AutoresetMode.DISABLED
-    obs = env.reset()
-    assert obs["instruction"].shape == (3, MAX_INSTRUCTION_BYTES)
-    assert [decode_instruction(row) for row in obs["instruction"]] == [
-        "do thing 0",
-        "do thing 1",
-        "do thing 2",
-    ]
-    for slot in range(3):
-        assert env.observation_space.contains({key: value[slot] for key, value in obs.items()})
-    assert env.action_space.shape == (5, 2)
-    assert [info["start_state"] for info in env.reset_infos] == ["0000", "0100", "0200"]
 
 
 def test_an_ended_episode_resets_in_the_same_step(make: Make) -> None:
@@ -89,11 +68,6 @@ def test_a_whole_grid_is_evaluated_and_no_more(make: Make) -> None:
         evaluate_policy(Still(), env, n_eval_episodes=151)
 
 
-def test_a_step_before_the_first_reset_asks_for_it(make: Make) -> None:
-    with pytest.raises(gym.error.ResetNeeded, match="reset"):
-        view(make).step(ACTION)
-
-
 def test_the_time_limit_is_told(make: Make) -> None:
     env = make("Toy-Reach", 2, chunk=12).as_sb3()
     env.reset()
@@ -140,22 +114,6 @@ def test_every_slot_gets_its_own_options(make: Make) -> None:
         assert cells() == drawn
     with pytest.raises(BadValue, match=r"options\[0\] has no 'task_id', got \{\}"):
         env.set_options([{}, {"task_id": 1, "trial_id": 7}, {}])
-
-
-def test_attributes_and_methods_reach_the_environment_beneath(make: Make) -> None:
-    env = view(make)
-    env.reset()
-    assert env.get_attr("chunk") == [5, 5, 5]
-    assert env.get_attr("chunk", indices=[0]) == [5]
-    assert env.env_method("state_dict", indices=0)[0]["env_id"] == "Scripted"
-    env.set_attr("render_mode", "rgb_array")
-    assert not env.has_attr("no_such_thing")
-    assert env.env_is_wrapped(Monitor) == [True] * 3
-    assert env.env_is_wrapped(VecMonitor, indices=[1]) == [False]
-    assert len(env.get_images()) == 3
-    assert env.render("rgb_array").shape == (16, 16, 3)  # a grid of four 8 px pictures
-    env.close()
-    assert env.envs.closed
 
 
 class Expert:

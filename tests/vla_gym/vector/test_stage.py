@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted
-from vla_gym.workers.process_pool import assign_slots
+from vla_gym import BadValue, VLAVectorEnv, WorkerRestarted
 
 Make = Callable[..., VLAVectorEnv]
 KEYS = ("success", "task_id", "trial_id", "executed", "start_state", "step_rewards", "lost")
@@ -34,13 +32,6 @@ def begun(make: Make, num_envs: int = 4, **options: Any) -> VLAVectorEnv:
 
 def quiet(num_slots: int) -> np.ndarray:
     return np.zeros((num_slots, 2, 2), dtype=np.float32)
-
-
-def test_every_worker_has_slots_of_every_stage():
-    assert assign_slots(5, 2) == [(0, 1), (2, 3, 4)]
-    assert assign_slots(8, 2, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
-    assert assign_slots(12, 2, 3) == [(0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11)]
-    assert assign_slots(2, 2, 2) == [(0,), (1,)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -145,35 +136,3 @@ def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
     assert begun_again.obs["state"][:, 0].tolist() == [0.0, 0.0]
     second.send_step(quiet(2))
     assert second.receive().infos()["executed"].tolist() == [2, 2]
-
-
-def test_a_failure_closes_the_environment(make: Make):
-    envs = failing(make)
-    stage = envs.stages[0]
-    stage.send_step(deadly())
-    with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
-        stage.receive()
-    assert envs.closed
-    with pytest.raises(gym.error.ClosedEnvironmentError, match="make another"):
-        stage.send_step(quiet(2))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_closed_environment_says_so(make: Make, num_workers: int):
-    envs = begun(make, num_workers=num_workers)
-    stage = envs.stages[0]
-    envs.close()
-    with pytest.raises(gym.error.ClosedEnvironmentError, match="make another"):
-        stage.send_step(quiet(4))
-
-
-def test_stages_that_do_not_fit_say_what_does(make: Make):
-    with pytest.raises(BadValue, match=r"4 x 1.*num_envs=4, or pipeline_stages=3"):
-        make(None, 3, pipeline_stages=4)
-    with pytest.raises(BadValue, match=r"num_envs=12 .* 2 x 4.*num_envs=16, or pipeline_stages=1"):
-        make(None, 12, group_size=4, pipeline_stages=2)
-    with pytest.raises(BadValue, match="pipeline_stages must be an integer >= 1, got 0"):
-        make(None, 4, pipeline_stages=0)
-    together = dataclasses.replace(scripted_benchmark(), batched=True)
-    with pytest.raises(BadValue, match="in one batch; pipeline_stages must be 1, got 2"):
-        make(together, 4, pipeline_stages=2)

@@ -50,19 +50,6 @@ def test_a_loaded_state_continues_bit_for_bit(make: Make, mode: str, num_workers
     assert drive(envs, 9, seed=2) == straight
 
 
-def test_the_observation_comes_with_loading(make: Make) -> None:
-    envs = make(None, 3, chunk=5, schedule="grid", autoreset_mode="disabled")
-    envs.reset()
-    obs, *_ = envs.step(np.zeros((3, 5, 2)))
-    state = envs.state_dict()
-    envs.reset()
-    loaded, infos = envs.load_state_dict(state)
-    assert loaded["image"].tobytes() == obs["image"].tobytes()
-    assert loaded["instruction"] == obs["instruction"]
-    assert infos["task_id"].tolist() == [0, 1, 2]
-    assert envs.finished.tolist() == [True, False, False]
-
-
 def test_idle_slots_stay_idle(make: Make) -> None:
     options = {"chunk": 100, "schedule": "grid"}
     envs = make(None, 3, **options)
@@ -73,14 +60,6 @@ def test_idle_slots_stay_idle(make: Make) -> None:
     other = make(None, 3, **options)
     other.load_state_dict(envs.state_dict())
     assert other.idle.all()
-
-
-def test_a_state_needs_no_worker(make: Make) -> None:
-    envs = make("Toy-Reach", 2)
-    envs.reset()
-    before = envs.state_dict()
-    envs.close()
-    assert envs.state_dict() == before
 
 
 def test_states_of_others_are_refused(make: Make) -> None:
@@ -99,18 +78,6 @@ def test_states_of_others_are_refused(make: Make) -> None:
         make(None, 3, group_size=3).load_state_dict(state)
     del state["group_size"]  # as older versions wrote it
     envs.load_state_dict(state)
-
-
-def test_a_refused_state_changes_nothing(make: Make) -> None:
-    envs = make(None, 3)
-    envs.reset()
-    before = envs.state_dict()
-    bad = json.loads(json.dumps(before))
-    bad["episodes"], bad["slots"][0] = [7, 7, 7], None
-    bad["slots"][2]["trial_id"] = 99
-    with pytest.raises(BadValue, match="trial_id of slot 2"):
-        envs.load_state_dict(bad)
-    assert envs.state_dict() == before
 
 
 def test_another_simulator_is_noticed(make: Make) -> None:

@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode
 from scripted_simulator import scripted_benchmark
 
 import vla_gym
-from vla_gym import BadValue, VLAVectorEnv
+from vla_gym import VLAVectorEnv
 from vla_gym.adapters.toy import ToyReach
-from vla_gym.errors import UnknownName, WorkerFailed
+from vla_gym.errors import WorkerFailed
 from vla_gym.simulator import SimStep
 
 Make = Callable[..., VLAVectorEnv]
@@ -179,12 +179,6 @@ def test_a_grid_walk_ends_with_every_cell_seen_once(make: Make, num_workers: int
     assert sorted(lengths) == [3, 3, 7, 7, 12, 12]
 
 
-def test_a_full_reset_starts_the_grid_again(make: Make) -> None:
-    envs = scripted(make, "disabled")
-    first = envs.reset()[1]["start_state"].tolist()
-    assert envs.reset()[1]["start_state"].tolist() == first
-
-
 def test_groups_share_start_states_whatever_their_timing(make: Make) -> None:
     envs = make(scripted_benchmark((0,), num_trials=40, horizon=6), 4, group_size=2, seed=5)
     begun: list[list[str]] = [[], [], [], []]
@@ -274,23 +268,6 @@ def test_observations_are_fresh_arrays(make: Make) -> None:
     assert np.array_equal(np.stack(envs.render()), second["image"])
 
 
-def test_actions_are_checked_before_anything_moves(make: Make) -> None:
-    envs = scripted(make, "next_step")
-    envs.reset()
-    bad = ACTION.copy()
-    bad[1, 2, 0] = np.nan
-    with pytest.raises(BadValue, match=r"actions\[1, 2, 0\] is nan"):
-        envs.step(bad)
-    expect(seen(envs), count=[3, 5, 5])
-
-
-def test_a_chunk_of_one_takes_plain_actions(make: Make) -> None:
-    envs = make(None, 3, schedule="grid")
-    envs.reset()
-    assert envs.step(np.zeros((3, 2)))[4]["executed"].tolist() == [1, 1, 1]
-    assert envs.step(np.zeros((3, 1, 2)))[4]["executed"].tolist() == [1, 1, 1]
-
-
 def test_order_of_calls(make: Make) -> None:
     envs = scripted(make, "next_step")
     with pytest.raises(gym.error.ResetNeeded):
@@ -301,21 +278,6 @@ def test_order_of_calls(make: Make) -> None:
     envs.close()
     with pytest.raises(gym.error.ClosedEnvironmentError):
         envs.reset()
-
-
-def test_wrong_reset_options(make: Make) -> None:
-    envs = scripted(make, "next_step")
-    with pytest.raises(UnknownName, match="Did you mean 'trial_id'"):
-        envs.reset(options={"trail_id": 1})
-    with pytest.raises(BadValue, match="seed"):
-        envs.reset(seed=-1)
-
-
-def test_metadata_is_each_instance_own(make: Make) -> None:
-    envs, other = scripted(make, "next_step"), scripted(make, "disabled")
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert other.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-    assert envs.metadata["render_fps"] == 2.0  # 10 Hz, five steps a decision
 
 
 def test_garbage_collection_ends_the_workers(alive: Callable[[int], bool]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scripted_simulator import scripted_benchmark
 
 from tests.vla_gym.video.test_grid import read
-from vla_gym import BadValue, VLAVectorEnv, WorkerRestarted, make_vec
+from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
 from vla_gym.video import RecordVideo
 
 Make = Callable[..., VLAVectorEnv]
@@ -61,14 +61,6 @@ def test_the_next_episodes_follow(make: Make, mode: str, tmp_path: Path) -> None
     assert len(filmed._grid) == 2
 
 
-def test_close_writes_what_there_is(make: Make, tmp_path: Path) -> None:
-    filmed = RecordVideo(make(chunk=5, schedule="grid"), tmp_path / "film.mp4", episodes=9, fps=7)
-    filmed.reset()
-    filmed.step(QUIET)
-    filmed.close()
-    assert b"7 fps" in read(tmp_path / "film.mp4")[1]
-
-
 def test_a_lost_episode_is_left_out(make: Make, tmp_path: Path) -> None:
     benchmark = scripted_benchmark((9, 9, 9), num_trials=1, failure="raise")
     envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
@@ -93,23 +85,3 @@ def test_real_pictures_and_the_wrappers_of_gymnasium(tmp_path: Path) -> None:
     envs.close()
     frames, _ = read(tmp_path / "film.mp4")
     assert frames[:, 44:].std() > 0
-
-
-def test_where_no_film_can_be_is_said_before_the_first_episode(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"must end in \.mp4"):
-        RecordVideo(make(None, 3), tmp_path / "film.avi")
-
-
-def test_a_film_that_cannot_be_written_closes_the_environment(make: Make, tmp_path: Path) -> None:
-    envs = make(None, 3, chunk=5)
-    filmed = RecordVideo(envs, tmp_path / "films" / "film.mp4")
-    (tmp_path / "films").write_text("a file by now")
-    filmed.reset()
-    with pytest.raises(BadValue, match="cannot write"):
-        filmed.close()
-    assert envs.closed
-
-
-def test_a_film_of_nothing_is_refused(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match="at least 1, got 0"):
-        RecordVideo(make(), tmp_path / "film.mp4", episodes=0)

@@ -15,8 +15,7 @@ from vla_gym import VLAVectorEnv, WorkerFailed
 from vla_gym.checks import check_vla_env
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState
-from vla_gym.workers.batch_pool import _joined
-from vla_gym.workers.sub_env import Command, Report
+from vla_gym.workers.sub_env import Command
 
 Make = Callable[..., VLAVectorEnv]
 STILL = np.zeros((3, 5, 2), dtype=np.float32)
@@ -72,13 +71,6 @@ def test_a_chunk_stops_at_its_own_end_and_the_others_go_on(make: Make) -> None:
     assert infos["start_state"].tolist() == ["0001", "0100", "0200"]
 
 
-def test_a_batch_that_cannot_be_built_says_of_what(make: Make) -> None:
-    """As when the GPU has no memory left."""
-    broken = dataclasses.replace(batched_benchmark(), simulator="scripted_batch:Unbuildable")
-    with pytest.raises(WorkerFailed, match=r"^\S+, starting: ZeroDivisionError: no arm$"):
-        make(broken, 3)
-
-
 def test_a_decision_draws_once_after_everything(make: Make) -> None:
     envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="next_step")
     envs.reset()
@@ -86,14 +78,6 @@ def test_a_decision_draws_once_after_everything(make: Make) -> None:
     batch_of(envs).calls.clear()
     envs.step(STILL)  # slot 0 begins anew, after the others' steps, so that it has not moved when it is drawn
     assert batch_of(envs).calls == [*["step"] * 5, "reset", "observe"]
-
-
-def test_a_group_begins_in_one_reset_with_one_start(make: Make) -> None:
-    envs = make(batched_benchmark(lengths=(9,), num_trials=1000), 4, group_size=2, seed=1)
-    _, infos = envs.reset()
-    (starts,) = batch_of(envs).resets
-    assert starts[0] == starts[1] != starts[2] == starts[3]
-    assert infos["start_state"][0] == infos["start_state"][1] != infos["start_state"][2]
 
 
 def test_a_state_is_reached_again_by_slots_of_different_ages(make: Make) -> None:
@@ -117,15 +101,6 @@ def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
     with pytest.raises(WorkerFailed, match=r"Scripted, slot 0, task 0 .*step.*ZeroDivisionError: the arm fell"):
         envs.step(np.ones_like(STILL))
     assert batch.closed
-
-
-def test_a_command_s_parts_are_one_report() -> None:
-    parts = (
-        Report(start_state="0a"),
-        Report(step_rewards=(1.0,), success=True),
-        Report(step_rewards=(0.5,), truncated=True),
-    )
-    assert _joined(parts) == Report(start_state="0a", step_rewards=(1.0, 0.5), success=True, truncated=True)
 
 
 def test_the_whole_contract_holds() -> None:

@@ -60,15 +60,6 @@ def test_each_command_renders_its_slot_once_and_no_other() -> None:
     assert (pool.memory.observation["image"][1] == 4).all()
 
 
-def test_close_frees_the_simulators_once() -> None:
-    pool = make_pool()
-    made = simulators(pool)
-    pool.close()
-    pool.close()
-    assert all(simulator.closed for simulator in made)
-    assert pool.pids() == []
-
-
 @pytest.mark.parametrize("close_fails", [False, True])
 def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def close(simulator: Scripted) -> None:
@@ -100,20 +91,6 @@ def test_a_reset_that_fails_again_says_where() -> None:
     assert simulators(pool) == []
 
 
-def test_a_simulator_that_cannot_be_built_again_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(setup: SubEnvSetup) -> None:
-        raise OSError("no display left")
-
-    pool = make_pool(failure="raise", on_worker_error="restart")
-    made = simulators(pool)
-    pool.run([command(0, "reset"), command(1, "reset")])
-    monkeypatch.setattr(SubEnvSetup, "build", build)
-    says = "Scripted, slot 0, .* during step, started anew: OSError: no display left"
-    with pytest.warns(WorkerRestarted, match="the arm fell off"), pytest.raises(WorkerFailed, match=says):
-        pool.run([disaster(0)])
-    assert [simulator.closed for simulator in made] == [True, True]
-
-
 @pytest.mark.parametrize("on_worker_error", ["raise", "restart"])
 def test_an_error_of_the_user_s_stays_what_it_is(
     on_worker_error: OnWorkerError, monkeypatch: pytest.MonkeyPatch
@@ -126,20 +103,6 @@ def test_an_error_of_the_user_s_stays_what_it_is(
     monkeypatch.setattr(Scripted, "reset", reset)
     with pytest.raises(MissingDependency, match=r"^no assets: fetch them$"):  # and no warning of a restart
         pool.run([command(0, "reset")])
-    assert [simulator.closed for simulator in made] == [True, True]
-
-
-def test_closing_what_has_failed_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(simulator: Scripted) -> None:
-        simulator.closed = True
-        raise RuntimeError("nothing works any more")
-
-    pool = make_pool(failure="raise")
-    made = simulators(pool)
-    pool.run([command(0, "reset"), command(1, "reset")])
-    monkeypatch.setattr(Scripted, "close", close)
-    with pytest.raises(WorkerFailed, match="the arm fell off"):
-        pool.run([disaster(0)])
     assert [simulator.closed for simulator in made] == [True, True]
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -20,8 +18,7 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted, make_vec
-from vla_gym.workers.process_pool import assign_slots
+from vla_gym import VLAVectorEnv, WorkerFailed, WorkerRestarted, make_vec
 
 pytestmark = pytest.mark.processes
 
@@ -63,13 +60,6 @@ def test_processes_and_this_process_give_the_same_numbers(make: Make) -> None:
         assert numbers(make("Toy-Reach", 5, chunk=3, num_workers=num_workers), 30) == local
 
 
-def test_slots_are_dealt_in_adjacent_blocks(make: Make) -> None:
-    assert assign_slots(5, 2) == [(0, 1), (2, 3, 4)]
-    envs = make("Toy-Reach", 5, num_workers=2)
-    assert len(set(envs.worker_pids)) == 2
-    assert os.getpid() not in envs.worker_pids
-
-
 def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
     envs = failing(make, "raise")
     envs.reset()
@@ -85,22 +75,6 @@ def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
     assert not any(map(alive, pids))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_simulator_may_answer_in_numpy_s_numbers(make: Make, num_workers: int) -> None:
-    envs = make(scripted_benchmark((4,), failure="numpy numbers"), 1, chunk=5, num_workers=num_workers)
-    envs.reset()
-    _, reward, terminated, _, infos = envs.step(QUIET[:1])
-    assert (reward.tolist(), terminated.tolist()) == ([1.0], [True])
-    assert infos["episode"]["length"].tolist() == [4]
-
-
-def test_a_report_that_cannot_be_sent_says_where_and_what(make: Make) -> None:
-    with pytest.raises(
-        WorkerFailed, match=r"raised TypeError: .*bytes.*slot 0, task . \(task_.\), trial ., during reset"
-    ):
-        failing(make, "bad fingerprint").reset()
-
-
 def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
     envs = failing(make, "die")
     envs.reset()
@@ -108,27 +82,6 @@ def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) 
     with pytest.raises(WorkerFailed, match=r"killed by SIGKILL.*slot 1.*slot 2.*about to die"):
         envs.step(trigger(1))
     assert not any(map(alive, pids))
-
-
-def test_a_killed_worker_is_noticed_at_once(make: Make) -> None:
-    envs = failing(make, "hang", step_timeout=60.0)
-    envs.reset()
-    pid = envs.worker_pids[0]
-    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    began = time.monotonic()
-    with pytest.raises(WorkerFailed, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL.*slot 0, task 0"):
-        envs.step(trigger(0))
-    assert time.monotonic() - began < 5.0  # 0.3 s until the kill; the timeout of 60 s plays no part
-
-
-def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: Make) -> None:
-    envs = failing(make, "")
-    envs.reset()
-    action = QUIET.copy()
-    action[2, 3, 1] = np.nan
-    with pytest.raises(BadValue, match=r"actions\[2, 3, 1\] is nan \[Scripted, slot 2, task 2 \(task_2\), trial 0\]"):
-        envs.step(action)
-    assert envs.step(QUIET)[4]["executed"].tolist() == [5, 5, 5]
 
 
 def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
@@ -150,22 +103,6 @@ def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Mak
     with pytest.raises(WorkerFailed, match=r"worker 1 .* hung for 0.5 s .*slot 1"):
         envs.step(trigger(1))
     assert time.monotonic() - began < 15.0  # half a second and the grace; half of the reset's 30 s
-
-
-def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
-    benchmark = scripted_benchmark((5, 9, 9), failure="slow reset")
-    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, step_timeout=0.5)
-    envs.reset()
-    envs.step(QUIET)
-    assert envs.step(QUIET)[4]["executed"].tolist() == [0, 4, 4]  # slot 0 took a second to begin its next
-
-
-def test_a_worker_killed_from_outside(make: Make) -> None:
-    envs = failing(make, "")
-    envs.reset()
-    os.kill(envs.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerFailed, match=r"worker 0 .* killed by SIGKILL"):
-        envs.step(QUIET)
 
 
 def test_a_simulator_that_cannot_be_built(make: Make) -> None:
@@ -194,25 +131,6 @@ def test_restart_loses_the_worker_s_episodes_only(make: Make, failure: str) -> N
     obs, *_, infos = envs.step(QUIET)
     assert obs["state"].tolist() == [[9], [5], [5]]
     assert infos["episode"]["length"].tolist() == [9, 0, 0]
-
-
-def test_restart_in_this_process(make: Make) -> None:
-    benchmark = scripted_benchmark((9, 9, 9), failure="raise")
-    envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
-    envs.reset()
-    with pytest.warns(WorkerRestarted, match=r"slot 1, task 1.*ZeroDivisionError: the arm fell off"):
-        assert envs.step(trigger(1))[4]["lost"].tolist() == [False, True, False]
-    obs, *_, infos = envs.step(QUIET)
-    assert infos["trial_id"].tolist() == [0, 0, 0]  # the lost cell again
-    assert obs["state"].tolist() == [[9], [0], [9]]
-
-
-def test_raise_in_this_process(make: Make) -> None:
-    envs = make(scripted_benchmark((9, 9, 9), failure="raise"), 3, chunk=5)
-    envs.reset()
-    with pytest.raises(WorkerFailed, match=r"slot 1.*ZeroDivisionError: the arm fell off"):
-        envs.step(trigger(1))
-    assert envs.closed
 
 
 def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> None:
@@ -247,17 +165,6 @@ def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> No
     with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match=last):
         envs.step(trigger(0)[:1])
     assert envs.closed
-
-
-def test_losses_with_an_episode_in_between_are_accidents(make: Make) -> None:
-    envs = make(scripted_benchmark((9,), failure="raise"), 1, chunk=5, on_worker_error="restart")
-    envs.reset()
-    for _ in range(4):
-        with pytest.warns(WorkerRestarted):
-            envs.step(trigger(0)[:1])
-        for _ in range(4):  # the reset, a whole episode of two decisions, the reset
-            envs.step(QUIET[:1])
-    assert not envs.closed
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
@@ -296,21 +203,6 @@ def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
     _, infos = other.load_state_dict(envs.state_dict())
     assert infos["lost"].tolist() == [False, True, True]
     assert other.finished.tolist() == [False, True, True]
-
-
-def test_workers_that_the_system_does_not_let_start_are_said(make: Make) -> None:
-    """As with more of them than the limit of open files allows; none of the others stays."""
-    gc.collect()
-    count = len(os.listdir("/proc/self/fd"))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count + 12, limits[1]))
-    try:
-        with pytest.raises(WorkerFailed, match=r"^cannot start worker \d of 8: Too many open files; give fewer"):
-            make("Toy-Reach", 8, num_workers=8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == count
 
 
 def test_close_is_quick_and_final(alive: Alive) -> None:
@@ -386,19 +278,6 @@ def test_no_worker_outlives_the_program(body: str, send: signal.Signals | None, 
     assert gone(pids, alive)
 
 
-@pytest.mark.parametrize("body", ["envs.step(np.ones((2, 1, 2)))", "time.sleep(60)"])
-def test_ctrl_c_in_a_terminal_ends_everything(body: str, alive: Alive) -> None:
-    """The terminal sends SIGINT to the program and to its workers alike, in a step or between steps."""
-    program = run_script(body, start_new_session=True)
-    assert program.stdout is not None
-    pids = [int(word) for word in program.stdout.readline().split()]
-    time.sleep(0.5)
-    os.killpg(program.pid, signal.SIGINT)
-    _, err = program.communicate(timeout=20)
-    assert "KeyboardInterrupt" in err
-    assert gone(pids, alive)
-
-
 def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
     def held() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
@@ -433,33 +312,3 @@ def test_ctrl_c_reaches_the_whole_terminal_group_and_the_program_stays_in_charge
     out, err = program.communicate(timeout=20)
     assert out.strip() == "[1, 1]", err
     assert gone(pids, alive)
-
-
-@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1])
-def test_what_a_lost_terminal_or_a_cluster_sends_to_all_processes_is_the_programs_to_handle(
-    sent: signal.Signals, alive: Alive
-) -> None:
-    body = f"""
-        import signal
-        signal.signal({int(sent)}, lambda *_: print(envs.step(np.zeros((2, 1, 2)))[4]["executed"].tolist(), flush=True))
-        signal.pause()
-    """
-    program = run_script(body, start_new_session=True)
-    assert program.stdout is not None
-    pids = [int(word) for word in program.stdout.readline().split()]
-    time.sleep(0.5)
-    os.killpg(program.pid, sent)
-    out, err = program.communicate(timeout=20)
-    assert out.strip() == "[1, 1]", err
-    assert gone(pids, alive)
-
-
-def test_a_fork_leaves_the_workers_alone(make: Make) -> None:
-    envs = make("Toy-Reach", 2, num_workers=1)
-    envs.reset()
-    child = os.fork()
-    if child == 0:
-        envs.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert envs.step(np.zeros((2, 2)))[4]["executed"].tolist() == [1, 1]

@@ -105,25 +105,6 @@ def test_stepping_an_ended_episode_is_a_bug_of_ours() -> None:
         slot.step(ACTION_5A)
 
 
-def test_a_new_episode_starts_its_counts_anew() -> None:
-    slot, _ = make_slot(rule=RewardRule(kind="differenced"))
-    for _ in range(2):
-        slot.reset(cell(0))
-        last = slot.step(ACTION_5A)
-        assert last.step_rewards == (0.0, 0.0, 1.0)
-        assert last.episode is not None
-        assert (last.episode.length, last.episode.total_reward) == (3, 1.0)
-
-
-def test_the_return_is_what_was_paid() -> None:
-    slot, _ = make_slot(rule=RewardRule(kind="step_penalty", scale=10.0))
-    slot.reset(cell(0))
-    last = slot.step(ACTION_5A)
-    assert last.step_rewards == (-1.0, -1.0, 9.0)
-    assert last.episode is not None
-    assert last.episode.total_reward == 7.0
-
-
 def test_replay_reaches_the_same_place_without_rendering() -> None:
     slot, simulator = make_slot()
     report = slot.replay(cell(1), np.zeros((6, 2), dtype=np.float32))
@@ -132,16 +113,3 @@ def test_replay_reaches_the_same_place_without_rendering() -> None:
     last = slot.step(ACTION_5A)
     assert last.episode is not None
     assert (last.terminated, last.episode.length) == (True, 7)
-
-
-def test_replay_of_nothing_is_a_reset() -> None:
-    slot, _ = make_slot()
-    report = slot.replay(cell(1), np.zeros((0, 2), dtype=np.float32))
-    assert (report.start_state, report.step_rewards) == ("0100", ())
-    assert len(slot.step(ACTION_5A).step_rewards) == 5
-
-
-def test_close_frees_the_simulator() -> None:
-    slot, simulator = make_slot()
-    slot.close()
-    assert simulator.closed

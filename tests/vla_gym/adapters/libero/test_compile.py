@@ -135,15 +135,6 @@ def test_tasks_share_as_many_models_as_the_memory_plan_counts(tmp_path: Path, mo
     assert len(models) == benchmark.num_models == 1
 
 
-def test_damaged_start_regions_are_compiled_anew(compiled: list[str], tmp_path: Path) -> None:
-    for content in (None, "", '{"refu'):
-        if content is not None:
-            (tmp_path / "libero" / "cup" / libero_compile.REGIONS).write_text(content)
-        with pytest.raises(BadValue, match="no regions"):
-            libero_compile.start_regions("libero_90", "cup")
-    assert compiled == ["cup"] * 3
-
-
 def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,12 +151,3 @@ def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     monkeypatch.setattr(libero_compile, "locked", lock_after_another)
     libero_compile.compiled_task("libero_90", "cup", textures)
     assert compiled == ["cup"]
-
-
-def test_a_task_that_was_compiled_before_is_read_without_a_lock(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So from a read-only cache too."""
-    before = libero_compile.compiled_task("libero_90", "cup", textures)
-    monkeypatch.delattr(libero_compile, "locked")
-    assert libero_compile.compiled_task("libero_90", "cup", textures) == before

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
 from vla_gym.adapters.libero.goals import Condition, goal_satisfied  # noqa: E402
-from vla_gym.system.paths import read_json, write_atomic  # noqa: E402
 
 pytestmark = pytest.mark.sim
 
@@ -106,12 +103,6 @@ def test_every_decides_between_all_joints_and_any(scene) -> None:
     assert goal_satisfied([either], model, data)
     assert not goal_satisfied([both], model, data)
     assert not goal_satisfied([either, both], model, data)  # a goal is a conjunction
-
-
-def test_a_condition_survives_json(tmp_path: Path) -> None:
-    condition = Condition(kind="on_object", body=3, target=4, contact=((1, 2), (5,)), size=(0.1, 0.2))
-    write_atomic(tmp_path / "condition.json", json.dumps(asdict(condition)).encode())
-    assert Condition(**read_json(tmp_path / "condition.json")) == condition
 
 
 COMPARE_WITH_UPSTREAM = """

@@ -26,14 +26,3 @@ def test_the_log_file_of_another_users_robosuite_is_left_alone() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "macro file" not in done.stderr
-
-
-@pytest.mark.sim
-def test_numbers_of_joints_become_slices() -> None:
-    from vla_gym.adapters.libero.osc import span
-
-    assert span((3, 4, 5)) == slice(3, 6)
-    assert span((7,)) == slice(7, 8)
-    for numbers in ((3, 5), (4, 3), (3, 4, 4)):
-        with pytest.raises(ValueError, match="not consecutive"):
-            span(numbers)

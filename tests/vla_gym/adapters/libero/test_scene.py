@@ -44,19 +44,6 @@ def test_places_are_those_of_things_handles_and_targets() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_top_and_bottom_of_a_box_that_lies_on_its_side() -> None:
-    # Its middle is 2 cm along its own y axis, which points up; half of its 4 cm along y is above that.
-    lying = Solid(
-        origin_3=np.array([0.5, 0.0, 1.0]),
-        quat_4=QUARTER_ABOUT_X,
-        middle_3=np.array([0.01, 0.02, 0.0]),
-        half_3=np.array([0.03, 0.04, 0.05]),
-    )
-    np.testing.assert_allclose(lying.centre_3, [0.51, 0.0, 1.02], atol=1e-12)
-    assert lying.top == pytest.approx(1.06)
-    assert lying.bottom == pytest.approx(0.98)
-
-
 SCENE = """
 <mujoco>
   <worldbody>
@@ -194,22 +181,6 @@ def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened:
         door.handle.centre_3, [-0.24 * cosine - 0.054 * sine, 1 - 0.24 * sine + 0.054 * cosine, 2], atol=1e-12
     )
     assert door.way == pytest.approx(-1.8 - opened)
-
-
-@pytest.mark.sim
-def test_a_turning_body_that_nothing_bumps_into_is_held_at_its_origin() -> None:
-    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition, read_scene
-    from vla_gym.adapters.libero.osc import ArmIndex
-
-    ghost = DOOR.replace('<geom type="box"', '<geom contype="0" conaffinity="0" type="box"')
-    model = mujoco.MjModel.from_xml_string(ghost.replace('contype="0"/>', 'contype="0" conaffinity="0"/>'))
-    data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)
-    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
-    (part,) = read_scene(model, data, arm, (Condition(kind="joint", qpos=(0,), compare="<", threshold=-1.6),)).parts
-    assert isinstance(part, Moving)
-    np.testing.assert_allclose(part.handle.centre_3, [0, 1, 2])
 
 
 def test_what_carries_a_thing_is_placed_before_it() -> None:

@@ -36,25 +36,6 @@ def same_for_all(actions_KA: np.ndarray) -> np.ndarray:
     return np.stack([actions_KA] * 4)
 
 
-def test_a_group_sees_the_same_bytes_in_different_workers(envs: vla_gym.VLAVectorEnv) -> None:
-    observation, infos = envs.reset(seed=1)
-    assert len(envs.worker_pids) == 2
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        assert len(set(infos["start_state"])) == 1
-        assert len(set(infos["trial_id"])) == 1
-        for key in ("image", "state"):
-            for slot in range(1, 4):
-                np.testing.assert_array_equal(observation[key][slot], observation[key][0])
-        action_KA = rng.uniform(-1, 1, (CHUNK, 7)).astype(np.float32)
-        action_KA[:, 2] -= 0.3
-        observation, _, _, _, infos = envs.step(same_for_all(action_KA.clip(-1, 1)))
-        assert infos["executed"].tolist() == [CHUNK] * 4
-    record = envs.protocol()
-    assert record["renderer"]["name"] == "sapien"
-    assert record["versions"]["mani_skill"]
-
-
 def test_a_partial_reset_leaves_the_others_untouched(envs: vla_gym.VLAVectorEnv) -> None:
     """Slots 0 and 3 begin anew half way; 1 and 2 end as if nothing had happened."""
     rng = np.random.default_rng(1)

@@ -140,9 +140,3 @@ def test_one_task_more_is_kept_and_then_the_least_recently_used_goes(cache: Task
     cache.release("b", 1)
     cache.release("d", 1)
     assert events[3:] == ["load c at 1", "load d at 1", "close b at 1"]
-
-
-def test_a_task_that_does_not_load_is_not_in_use(cache: TaskCache[Loaded]) -> None:
-    for _ in range(2):
-        with pytest.raises(OSError, match="no such file"):
-            cache.acquire("broken", 1)

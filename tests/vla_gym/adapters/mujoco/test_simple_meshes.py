@@ -24,7 +24,6 @@ from vla_gym.adapters.mujoco.simple_meshes import (
     nearest,
     simple_meshes,
     simplify,
-    spread,
     turn,
 )
 from vla_gym.workers.process_pool import worker_environment
@@ -70,17 +69,6 @@ def test_a_large_triangle_is_found_from_its_corner_beside_many_small_ones() -> N
     np.testing.assert_allclose(weight, [[0.05, 0.85, 0.1]], atol=1e-12)
 
 
-def test_points_of_a_surface_are_spread_by_area(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NUM_SAMPLES", 10)
-    sample, face = spread(np.concatenate([SQUARE[:1], SQUARE[:1] / 2 + [5, 0, 0], np.zeros((1, 3, 3))]))
-    np.testing.assert_allclose(sample[:3], [[4 / 3, 2 / 3, 0], [5 + 2 / 3, 1 / 3, 0], [0, 0, 0]])  # the middles
-    assert np.bincount(face).tolist() == [25, 7, 1]  # one each, and 30 as 2 to 0.5 to 0
-    large = sample[3:][face[3:] == 0]
-    assert (large[:, 1] >= 0).all()
-    assert (large[:, 1] <= large[:, 0]).all()
-    assert (large[:, 0] <= 2).all()
-
-
 def test_turn_is_the_mean_of_one_minus_the_cosine() -> None:
     assert turn(SQUARE, SQUARE) == pytest.approx(0)
     assert turn(SQUARE, SQUARE[:, ::-1]) == pytest.approx(2)
@@ -120,12 +108,6 @@ def test_a_sphere_of_a_tenth_of_the_triangles_is_still_one() -> None:
     np.testing.assert_allclose(np.linalg.norm(simple.vertex_C3, axis=1), 1, atol=0.01)
     assert (simple.vertex_C3 * simple.normal_C3).sum(axis=1).min() > 0.99
     np.testing.assert_allclose(simple.texcoord_C2, simple.vertex_C3[:, :2], atol=0.03)  # the inset of a tenth
-
-
-def test_what_cannot_keep_its_directions_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TURN", -1.0)
-    mesh = sphere(40)
-    assert simplify(mesh) is mesh
 
 
 def scene(rings: int = 25) -> str:
@@ -176,11 +158,6 @@ def test_drawn_meshes_are_simplified_once_and_again_where_the_file_is_damaged(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     assert len(simple_meshes(model, tmp_path, hidden_groups=(3,))) == 2
     assert len(made) == 3
-
-
-def test_small_meshes_stay_as_they_are(tmp_path: Path) -> None:
-    model = mujoco.MjModel.from_xml_string(scene(rings=20))  # 1560 triangles
-    assert simple_meshes(model, tmp_path) == {}
 
 
 DRAW = """

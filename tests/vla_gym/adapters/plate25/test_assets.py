@@ -51,11 +51,3 @@ def test_where_files_are_looked_for(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match=r"is no folder.*unset it.*plate25\.download"):
         find_assets({"MANISKILL_ASSET_DIR": str(tmp_path / "typo")})
-
-
-def test_the_sample_is_found(sample: Path) -> None:
-    found = find_assets({"MANISKILL_ASSET_DIR": str(sample)})
-    assert found.robot is not None
-    absent = missing(found, MAIN["train"])
-    assert "plate plate" not in absent
-    assert "object carrot" not in absent

@@ -23,12 +23,6 @@ def test_by_hand() -> None:
     assert found.unseen == pytest.approx(1070 / 15)
 
 
-def test_categories_are_means_of_their_runs() -> None:
-    found = averages({**rates(vision=0, semantic=0, execution=0, in_distribution=0), "EEPose": 0.6, "Plate": 0.7})
-    assert found.execution == pytest.approx(0.2)
-    assert found.semantic == pytest.approx(0.1)
-
-
 def test_public_ids_are_understood_and_gaps_named() -> None:
     full = rates(vision=1, semantic=1, execution=1, in_distribution=1)
     assert averages({f"ManiSkill-Plate25-{name}": rate for name, rate in full.items()}).published == 1
@@ -86,11 +80,3 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest
     (tmp_path / "other.json").write_text("[]")
     assert main([str(tmp_path / "other.json")]) == 2
     assert "other.json" in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "none.json"
-    assert main([str(file)]) == 2
-    said = capsys.readouterr().err
-    assert f"cannot read '{file}'" in said
-    assert "BadValue" not in said

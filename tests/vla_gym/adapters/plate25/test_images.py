@@ -6,10 +6,8 @@ from PIL import Image
 
 from vla_gym.adapters.plate25.images import (
     bilinear,
-    box_of,
     green_screen,
     letterbox,
-    mix,
     stand_in_photo,
     stand_in_texture,
 )
@@ -52,16 +50,6 @@ def test_a_texture_lies_on_the_foreground_only(drawn: np.ndarray, photo: np.ndar
     np.testing.assert_array_equal(seen[foreground], ((255 + drawn[foreground].astype(int)) // 2))
 
 
-def test_a_texture_is_stretched_to_the_box_of_the_foreground(drawn: np.ndarray, foreground: np.ndarray) -> None:
-    black = np.zeros_like(drawn)
-    texture = np.zeros((4, 6, 3), dtype=np.uint8)
-    texture[0], texture[:, 5] = 200, 100  # first row, last column
-    seen = green_screen(black, foreground, black, blend="texture", texture=texture, alpha=0.5)
-    assert seen[3, 4:9, 0].tolist() == [100] * 5  # rows 3-6, columns 4-9 are the box: no stretching at all
-    assert seen[4:7, 9, 0].tolist() == [50] * 3
-    assert not seen[4:7, 4:9].any()
-
-
 def test_a_whole_texture_lies_on_everything_and_moves_with_the_box(
     drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
 ) -> None:
@@ -77,15 +65,6 @@ def test_a_whole_texture_lies_on_everything_and_moves_with_the_box(
     np.testing.assert_array_equal(unmixed, green_screen(drawn, foreground, photo))
 
 
-def test_box_and_mix() -> None:
-    mask = np.zeros((5, 9), dtype=bool)
-    mask[1, 7] = mask[3, 2] = True
-    assert box_of(mask) == (1, 3, 2, 7)
-    below = np.array([[[10, 20, 255]]], dtype=np.uint8)
-    # 0.3 * 255 + 0.7 * (10, 20, 255) = 83.5, 90.5, 255
-    assert mix(below, np.full_like(below, 255), 0.3).ravel().tolist() == [83, 90, 255]
-
-
 def test_bilinear_has_half_pixel_centres() -> None:
     two = np.array([[[0], [100]]], dtype=np.uint8).repeat(3, axis=2)
     # Twice as wide: centres at -0.25, 0.25, 0.75, 1.25 of the old ones -> 0, 25, 75, 100.
@@ -94,13 +73,6 @@ def test_bilinear_has_half_pixel_centres() -> None:
     np.testing.assert_array_equal(bilinear(image, 5, 6), image)
     window = (slice(3, 9), slice(2, 4))
     np.testing.assert_array_equal(bilinear(image, 11, 13, window), bilinear(image, 11, 13)[window])
-
-
-def test_wrong_sizes_are_refused(drawn: np.ndarray, foreground: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="sizes differ"):
-        green_screen(drawn, foreground, drawn[:-1])
-    with pytest.raises(ValueError, match="needs a texture"):
-        green_screen(drawn, foreground, drawn, blend="whole", alpha=0.5)
 
 
 def test_a_letterbox_is_what_openpi_makes_of_the_camera() -> None:
