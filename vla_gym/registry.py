@@ -20,7 +20,7 @@ from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
 from vla_gym.adapters.metaworld import tasks as metaworld_tasks
 from vla_gym.adapters.plate25 import tasks as plate25_tasks
-from vla_gym.errors import BadValue, UnknownName, check_integer, shown, unknown_name
+from vla_gym.errors import BadValue, UnknownName, check_integer, check_known, shown, unknown_name
 from vla_gym.specs import Benchmark
 
 
@@ -80,8 +80,8 @@ def register_benchmark(build: str, num_tasks: Mapping[str, int], *, aliases: Map
         num_tasks: id -> number of tasks. With more than one, `<id>/<k>` is the benchmark of task k alone.
         aliases: other name -> id.
 
-    Repeating a call changes nothing. Raises `BadValue` for an id that is taken, that Gymnasium does not allow
-    or that has no task, and for a malformed entry point.
+    Repeating a call changes nothing. Raises `BadValue` for an id that is taken or that Gymnasium does not allow, and
+    for a malformed entry point.
     """
     family = Family(build=build, num_tasks=dict(num_tasks), aliases=dict(aliases or {}))
     if family in _ADDED:
@@ -96,17 +96,14 @@ def register_benchmark(build: str, num_tasks: Mapping[str, int], *, aliases: Map
             )
         if _is_listed(name):
             raise BadValue(f"environment id '{name}' is taken; choose another one")
-    for name, count in family.num_tasks.items():
-        check_integer(f"num_tasks of '{name}'", count, 1)
     for name, listed in family.aliases.items():
-        if listed not in family.num_tasks:
-            raise unknown_name(f"id for the alias '{name}'", listed, family.num_tasks)
+        check_known(f"id for the alias '{name}'", listed, family.num_tasks)
     _ADDED.append(family)
     register_all()
 
 
 def gymnasium_id(env_id: str) -> str:
-    """Gymnasium's name of an environment id; a slash becomes a dot: `vla_gym/LIBERO-Spatial.3-v0`."""
+    """Return Gymnasium's name of an environment id; a slash becomes a dot: `vla_gym/LIBERO-Spatial.3-v0`."""
     return f"vla_gym/{env_id.replace('/', '.')}-v0"
 
 
@@ -125,17 +122,17 @@ def register_all() -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """This package's families and the registered ones."""
+    """Return this package's families and the registered ones."""
     return (*FAMILIES, *_ADDED)
 
 
 def list_envs() -> list[str]:
-    """Every environment id, without single tasks (`LIBERO-Spatial/3`)."""
+    """Return every environment id, without single tasks (`LIBERO-Spatial/3`)."""
     return sorted(name for family in families() for name in (*family.num_tasks, *family.aliases))
 
 
 def num_tasks(env_id: str) -> int:
-    """Number of tasks of a listed id; does not import its adapter."""
+    """Return the number of tasks of a listed id; does not import its adapter."""
     family, listed = _family(env_id)
     return family.num_tasks[listed]
 
@@ -152,7 +149,7 @@ def canonical_id(env_id: str) -> str:
 
 
 def option_names(env_id: str) -> tuple[str, ...]:
-    """Names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
+    """Return names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
     env_id = canonical_id(env_id)
     suite = env_id.rpartition("/")[0]
     return (*_options(_family(suite if _is_listed(suite) else env_id)[0]), _LENGTH)
@@ -218,14 +215,8 @@ def _options(family: Family) -> tuple[str, ...]:
 def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     family, listed = _family(env_id)
     function = pkgutil.resolve_name(family.build)
-    known = _options(family)
-    if "split" in options and "split" not in known:
-        raise BadValue(
-            f"{family.build} must take the split, which is always passed: def {function.__name__}(env_id: str, *, "
-            "split: str = 'train') -> Benchmark, with an error for a split that it does not have"
-        )
     for option in options:
-        if option not in known:
+        if option not in _options(family):
             raise unknown_name(f"option of {listed}", option, option_names(listed))
     benchmark: Benchmark = function(listed, **options)
     if benchmark.split != Benchmark.split:  # its function set one

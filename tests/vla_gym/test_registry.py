@@ -124,7 +124,6 @@ def test_a_benchmark_of_one_s_own() -> None:
         ("a.b", {"New": 1}, {}, "entry point 'module:function', got 'a.b'"),
         ("a:b", {"New id": 1}, {}, "'New id' is not allowed"),
         ("a:b", {"New/3": 1}, {}, "'New/3' is not allowed"),
-        ("a:b", {"New": 0}, {}, "num_tasks of 'New' must be an integer >= 1, got 0"),
         ("a:b", {"New": 1}, {"Old": "Nwe"}, "no id for the alias 'Old' 'Nwe'.*Did you mean 'New'"),
     ],
 )

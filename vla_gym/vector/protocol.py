@@ -25,42 +25,25 @@ CORE_PACKAGES = ("vla-zoo", "gymnasium", "numpy")
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """Checked arguments of `make_vec`."""
+    """Checked arguments of `make_vec`, which documents them."""
 
     num_envs: int
-    """N."""
     chunk: int
-    """K."""
     group_size: int
-    """G."""
     group_offset: int
-    """Global number of the first local group."""
     num_groups: int
-    """Groups over all ranks."""
     split: str
-    """Selects start states (and, for some benchmarks, tasks)."""
     schedule: str
-    """`random` or `grid`."""
     image_size: int
-    """H = W, pixels."""
     cameras: tuple[str, ...]
-    """Observation keys of the images."""
     seed: int
-    """First seed of the schedule."""
     num_workers: int
-    """Worker processes; 0 runs the sub-environments in this process."""
     pipeline_stages: int
-    """Equal parts of the sub-environments that can be stepped separately."""
     autoreset_mode: AutoresetMode
-    """Mode with which the environment was made."""
     reward: RewardRule
-    """Reward of a simulator step."""
     on_worker_error: OnWorkerError
-    """Raise, or restart the worker and count its episodes as lost."""
     step_timeout: float
-    """Seconds a worker may take for one chunk."""
     reset_timeout: float
-    """Seconds a worker may take to start, to reset or to replay."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The benchmark's own options."""
     own_instructions: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +51,7 @@ class EnvConfig:
 
 
 def observation_layout(benchmark: Benchmark, config: EnvConfig) -> ObservationLayout:
-    """Observation of one environment."""
+    """Return the layout of one environment's observation."""
     return ObservationLayout(
         cameras=config.cameras,
         image_size=config.image_size,
@@ -78,7 +61,7 @@ def observation_layout(benchmark: Benchmark, config: EnvConfig) -> ObservationLa
 
 
 def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
-    """Suite, tasks, horizons, cameras, renderer, versions ... as JSON values."""
+    """Return suite, tasks, horizons, cameras, renderer, versions ... as JSON values."""
     return {
         "env_id": benchmark.id,
         "simulator": benchmark.simulator,
@@ -104,7 +87,7 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
 
 
 def renderer(benchmark: Benchmark) -> dict[str, str]:
-    """MuJoCo's GL backend, SAPIEN's kind of device, or NumPy for benchmarks without either; not which GPU it was."""
+    """Return MuJoCo's GL backend, SAPIEN's kind of device, or NumPy; not which GPU it was."""
     if "mani_skill" in benchmark.requires:
         return {"name": "sapien", DEVICE_VARIABLE: sapien_device(os.environ).partition(":")[0]}
     if "mujoco" not in benchmark.requires:
@@ -115,7 +98,7 @@ def renderer(benchmark: Benchmark) -> dict[str, str]:
 
 
 def versions(modules: tuple[str, ...]) -> dict[str, str]:
-    """Versions of Python, of the core packages, and of each distribution that provides one of `modules`."""
+    """Return versions of Python, of the core packages, and of each distribution that provides one of `modules`."""
     owners = metadata.packages_distributions()
     names = {*CORE_PACKAGES, *(name for module in modules for name in owners.get(module, ()))}
     found = {"python": platform.python_version()}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_gym.adapters.plate25.runs import RUNS, Category
+from vla_gym.adapters.plate25.runs import RUNS
 from vla_gym.errors import BadValue, one_line, shown
 from vla_gym.reading import read_json_object
 
@@ -20,28 +19,11 @@ _OF_POLICY = ("weights_sha256", "deterministic")
 """Entries about the policy that they have in common."""
 
 
-@dataclass(frozen=True)
-class Averages:
-    """Success rates in the unit they were given in."""
+def averages(rates: Mapping[str, float]) -> dict[str, float]:
+    """Return label -> average of all 16 runs, in the unit of the rates.
 
-    vision: float
-    """Mean of 5 runs."""
-    semantic: float
-    """Mean of 7."""
-    execution: float
-    """Mean of 3."""
-    in_distribution: float
-    """The control run."""
-    published: float
-    """(5 vision + 7 semantic + 3 execution + in_distribution) / 16: the "average of OOD" of papers."""
-    unseen: float
-    """Mean of the 15 runs that do differ from training."""
-
-
-def averages(rates: Mapping[str, float]) -> Averages:
-    """Return the averages of all 16 runs; `rates` maps run names ("VisionImage" or "ManiSkill-Plate25-VisionImage").
-
-    Raises `BadValue` naming missing and unknown runs.
+    The published "average of OOD" is (5 vision + 7 semantic + 3 execution + in distribution) / 16. `rates` maps run
+    names ("VisionImage" or "ManiSkill-Plate25-VisionImage"). Raises `BadValue` naming missing and unknown runs.
     """
     short = {name.removeprefix(PREFIX): rate for name, rate in rates.items()}
     missing, unknown = sorted(set(RUNS) - set(short)), sorted(set(short) - set(RUNS))
@@ -51,22 +33,19 @@ def averages(rates: Mapping[str, float]) -> Averages:
             + (f"; missing: {', '.join(missing)}" if missing else "")
             + (f"; unknown: {', '.join(unknown)}" if unknown else "")
         )
-    means = {category: _mean(short, category) for category in ("vision", "semantic", "execution")}
+    of_category: dict[str, list[float]] = {}
+    for name, run in RUNS.items():
+        of_category.setdefault(run.category, []).append(short[name])
+    means = {category: sum(found) / len(found) for category, found in of_category.items()}
     weighted = 5 * means["vision"] + 7 * means["semantic"] + 3 * means["execution"]
-    control = _mean(short, "in_distribution")
-    return Averages(
-        vision=means["vision"],
-        semantic=means["semantic"],
-        execution=means["execution"],
-        in_distribution=control,
-        published=(weighted + control) / 16,
-        unseen=weighted / 15,
-    )
-
-
-def _mean(rates: Mapping[str, float], category: Category | str) -> float:
-    chosen = [rates[name] for name, run in RUNS.items() if run.category == category]
-    return sum(chosen) / len(chosen)
+    return {
+        "vision (5 runs)": means["vision"],
+        "semantic (7)": means["semantic"],
+        "execution (3)": means["execution"],
+        "in distribution (1)": means["in_distribution"],
+        "average of OOD, as published (16)": (weighted + means["in_distribution"]) / 16,
+        "mean of the 15 that differ from training": weighted / 15,
+    }
 
 
 def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
@@ -111,14 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadValue as error:
         sys.stderr.write(f"error: {one_line(str(error))}\n")
         return 2
-    for label, rate in (
-        ("vision (5 runs)", found.vision),
-        ("semantic (7)", found.semantic),
-        ("execution (3)", found.execution),
-        ("in distribution (1)", found.in_distribution),
-        ("average of OOD, as published (16)", found.published),
-        ("mean of the 15 that differ from training", found.unseen),
-    ):
+    for label, rate in found.items():
         sys.stdout.write(f"{label:42}{100 * rate:7.2f} %\n")
     return 0
 
