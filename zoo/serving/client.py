@@ -32,6 +32,7 @@ from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
 from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
 from zoo.serving.server import read_token
 from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession, action_spec
+from zoo.serving.wire import Payload
 from zoo.yaml_text import read_yaml
 
 LOGGER = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class ServerConf:
     """Longest wait for an answer, seconds."""
     attempts: int = 6
     """How often a request is sent before the command gives up; the waits between double from 0.5 s."""
-    policy: Mapping[str, Any] | None = None
+    policy: Payload | None = None
     """Declaration of the policy (fields of `Declaration`), of a server that sends none."""
 
     def __post_init__(self) -> None:
@@ -115,14 +116,14 @@ class PolicyConnection:
         self._session = address.session()
         self._ws: ClientConnection | None = None
         self._closing = ExitStack()
-        self._question: tuple[Mapping[str, Any], NoiseKey, bool] | None = None
+        self._question: tuple[Payload, NoiseKey, bool] | None = None
 
-    def greeting(self) -> Mapping[str, Any]:
+    def greeting(self) -> Payload:
         """Open a connection and return the server's metadata."""
-        metadata: Mapping[str, Any] = self._retry(self._open)
+        metadata: Payload = self._retry(self._open)
         return metadata
 
-    def ask(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> None:
+    def ask(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> None:
         """Send a request for a decision, whose actions `answer` returns; on a new connection the episode begins."""
         self._question = obs, noise, deterministic
         try:
@@ -152,7 +153,7 @@ class PolicyConnection:
                 time.sleep(0.5 * 2**number)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _open(self) -> Mapping[str, Any]:
+    def _open(self) -> Payload:
         self.close()
         token = self._address.token
         self._session = self._address.session()
@@ -224,7 +225,7 @@ def read_declaration(address: ServerAddress) -> Declaration:
         connection.close()
 
 
-def _declared(metadata: Mapping[str, Any], address: ServerAddress) -> Declaration:
+def _declared(metadata: Payload, address: ServerAddress) -> Declaration:
     stated = address.conf.policy
     if METADATA_KEY in metadata:
         if stated is not None:
@@ -240,7 +241,7 @@ def _declared(metadata: Mapping[str, Any], address: ServerAddress) -> Declaratio
     return declaration
 
 
-def _check_specs(metadata: Mapping[str, Any], stated: Declaration, address: ServerAddress) -> None:
+def _check_specs(metadata: Payload, stated: Declaration, address: ServerAddress) -> None:
     """Raise `BadValue` where vla-eval's specs in a HELLO contradict the user's statement."""
     told = metadata.get("action_spec")
     for part, ours in action_spec(stated).items():
@@ -286,7 +287,7 @@ class RemotePolicy:
 
     def predict(
         self,
-        observation: Mapping[str, Any],
+        observation: Payload,
         state: Any = None,
         episode_start: Any = None,
         deterministic: bool = False,
@@ -295,20 +296,18 @@ class RemotePolicy:
         slot_B = np.arange(len(observation["instruction"]))
         return self.predict_with_noise(observation, SlotNoise(0, (0, 0), slot_B), deterministic=deterministic), state
 
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
+    def act(self, obs: Payload, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         """As `VLAPolicy.act`; zeros stand for the values and log-probabilities, which servers do not send."""
         action_BKA = torch.from_numpy(self.predict_with_noise(obs, noise, deterministic=deterministic))
         return ActionSample(
             action_BKA=action_BKA, logprob_BKA=torch.zeros_like(action_BKA), value_B=torch.zeros(len(action_BKA))
         )
 
-    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+    def predict_values(self, obs: Payload) -> Tensor:
         """Zeros `[B, 1]`; see `act`."""
         return torch.zeros(len(obs["instruction"]), 1)
 
-    def predict_with_noise(
-        self, observation: Mapping[str, Any], noise: Noise, *, deterministic: bool = False
-    ) -> np.ndarray:
+    def predict_with_noise(self, observation: Payload, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
         """As `VLAPolicy.predict_with_noise`, of an `EpisodeNoise` or `SlotNoise`; raises `ServerFailed`."""
         keys = _noise_keys(noise)
         connections = self._connections_of([_episode(key) for key in keys])

@@ -8,12 +8,12 @@ are those of openpi's LIBERO example (examples/libero/main.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY
 from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
-from zoo.serving.wire import as_mapping, pack_openpi, unpack
+from zoo.serving.wire import Payload, as_mapping, pack_openpi, unpack
 
 
 class OpenpiServerSession(ServerSession):
@@ -47,7 +47,7 @@ class OpenpiClientSession(ClientSession):
     def hello(self) -> bytes | None:
         return None
 
-    def read_greeting(self, data: bytes | str) -> Mapping[str, Any]:
+    def read_greeting(self, data: bytes | str) -> Payload:
         metadata = _read(data)
         self.server_is_ours = METADATA_KEY in metadata
         return metadata
@@ -55,17 +55,17 @@ class OpenpiClientSession(ClientSession):
     def episode(self, instruction: str) -> list[bytes]:
         return []
 
-    def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
+    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
         values = {self.names[key]: value for key, value in obs.items()}
         if self.server_is_ours:
             values[METADATA_KEY] = {"noise": list(noise), "deterministic": deterministic}
         return pack_openpi(values)
 
-    def read_answer(self, data: bytes | str) -> Any:
+    def read_answer(self, data: bytes | str) -> object:
         return _read(data).get("actions")
 
 
-def _read(data: bytes | str) -> Mapping[str, Any]:
+def _read(data: bytes | str) -> Payload:
     if isinstance(data, str):
         raise ServerFailed(f"the policy server refused: {' '.join(data.split())[-300:]}")
     try:

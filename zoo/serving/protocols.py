@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed, check_integer, check_known
 from zoo.config.settings import LARGEST_SEED
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.wire import as_mapping
+from zoo.serving.wire import Payload, as_mapping
 
 OBSERVATION_KEYS = ("image", "wrist_image", "state", "instruction")
 """Our keys of an observation, which a protocol's `NAMES` translate."""
@@ -27,7 +27,7 @@ NoiseKey = tuple[int, ...]
 class Request:
     """One observation to decide for."""
 
-    observation: Mapping[str, Any]
+    observation: Payload
     """Under our keys, checked: uint8 `[H, W, 3]` images, float32 `[S]` state, the instruction as text."""
     noise: NoiseKey
     """Random numbers of the decision, where it draws any."""
@@ -75,7 +75,7 @@ class ServerSession(ABC):
     def refusal(self, reason: str) -> bytes | str:
         """Return the message that tells a client in one line why it gets no answer."""
 
-    def request(self, values: Mapping[str, Any], extras: Any) -> Request:
+    def request(self, values: Payload, extras: object) -> Request:
         """Check one observation (`values` under our keys) and what our own clients add to it under `METADATA_KEY`."""
         observation = self.declaration.check_observation(values, self.names)
         given = {} if extras is None else as_mapping(extras, METADATA_KEY)
@@ -105,7 +105,7 @@ class ClientSession(ABC):
         """Return the message that opens the connection, where the client speaks first."""
 
     @abstractmethod
-    def read_greeting(self, data: bytes | str) -> Mapping[str, Any]:
+    def read_greeting(self, data: bytes | str) -> Payload:
         """Return the server's metadata; raises `ServerFailed`."""
 
     @abstractmethod
@@ -113,15 +113,15 @@ class ClientSession(ABC):
         """Return the messages that begin an episode; they are not answered."""
 
     @abstractmethod
-    def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
+    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
         """Return the request for a decision; `obs` is one observation under our keys."""
 
     @abstractmethod
-    def read_answer(self, data: bytes | str) -> Any:
+    def read_answer(self, data: bytes | str) -> object:
         """Return the actions of an answer, unchecked. Raises `ServerFailed`."""
 
 
-def _noise_key(values: Any) -> NoiseKey:
+def _noise_key(values: object) -> NoiseKey:
     if not isinstance(values, list) or len(values) not in (4, 5):
         raise BadValue(
             f"noise must be [seed, update, decision, slot] or [seed, task, trial, round, decision], got {values!s:.60}"
@@ -141,7 +141,7 @@ def renamed(names: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     return words
 
 
-def check_chunk(actions: Any, declaration: Declaration) -> np.ndarray:
+def check_chunk(actions: object, declaration: Declaration) -> np.ndarray:
     """Return the actions of an answer that are played, float32 `[K, A]`; raises `ServerFailed` for anything else.
 
     Single actions `[A]` are chunks of 1. Numbers beyond [-1, 1] are clipped, as controllers do.

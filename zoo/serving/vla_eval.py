@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
-from zoo.serving.wire import as_mapping, pack_vla_eval, unpack
+from zoo.serving.wire import Payload, as_mapping, pack_vla_eval, unpack
 
 PROTOCOL_VERSION = 1
 _SERVER_NAME = "vla-zoo"
@@ -68,7 +68,7 @@ class VlaEvalServerSession(ServerSession):
     def refusal(self, reason: str) -> bytes | str:
         return self._message("error", {"error": reason})
 
-    def _observation(self, payload: Mapping[str, Any]) -> Request | bytes:
+    def _observation(self, payload: Payload) -> Request | bytes:
         images = as_mapping(payload.get("images", {}), "'images' of an observation")
         places = {"image": images, "wrist_image": images}
         own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}
@@ -88,7 +88,7 @@ class VlaEvalServerSession(ServerSession):
             self._chunk_KA = None
         return self._message("action", payload)
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self) -> Payload:
         cameras = self.declaration.cameras
         return {
             "harness_version": _SERVER_NAME,
@@ -105,7 +105,7 @@ class VlaEvalServerSession(ServerSession):
             "stream": self.stream,
         }
 
-    def _message(self, kind: str, payload: Mapping[str, Any]) -> bytes:
+    def _message(self, kind: str, payload: Payload) -> bytes:
         return _message(kind, payload, self._seq)
 
 
@@ -121,7 +121,7 @@ class VlaEvalClientSession(ClientSession):
         self._in_episode = False
         return self._send("hello", {"harness_version": _SERVER_NAME, "protocol_version": PROTOCOL_VERSION})
 
-    def read_greeting(self, data: bytes | str) -> Mapping[str, Any]:
+    def read_greeting(self, data: bytes | str) -> Payload:
         metadata = self._read("hello", data)
         self.server_is_ours = METADATA_KEY in metadata
         return metadata
@@ -131,22 +131,22 @@ class VlaEvalClientSession(ClientSession):
         self._in_episode = True
         return [*ended, self._send("episode_start", {"task": {"name": instruction}})]
 
-    def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
+    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
         images = {self.names[key]: obs[key] for key in ("image", "wrist_image") if key in obs}
         others = {self.names[key]: obs[key] for key in ("state", "instruction") if key in obs}
         extras = {METADATA_KEY: {"noise": list(noise), "deterministic": deterministic, "chunk": True}}
         payload = {"images": images, **others, **(extras if self.server_is_ours else {})}
         return self._send("observation", payload)
 
-    def read_answer(self, data: bytes | str) -> Any:
+    def read_answer(self, data: bytes | str) -> object:
         answer = self._read("action", data)
         return answer.get("actions", answer.get("action"))
 
-    def _send(self, kind: str, payload: Mapping[str, Any]) -> bytes:
+    def _send(self, kind: str, payload: Payload) -> bytes:
         self._seq += 1
         return _message(kind, payload, self._seq)
 
-    def _read(self, wanted: str, data: bytes | str) -> Mapping[str, Any]:
+    def _read(self, wanted: str, data: bytes | str) -> Payload:
         try:
             if isinstance(data, str):
                 raise BadValue("a text message")
@@ -161,12 +161,12 @@ class VlaEvalClientSession(ClientSession):
         return payload
 
 
-def action_spec(declaration: Declaration) -> dict[str, dict[str, Any]]:
+def action_spec(declaration: Declaration) -> dict[str, dict[str, object]]:
     """Return the actions in the words of vla-eval's `DimSpec`, which its runs compare with the benchmark's."""
     spec, dims = declaration.action_spec, declaration.action_dim
     if spec is None or spec.frame == "absolute" or spec.gripper == "none":
         return {"actions": {"name": "actions", "dims": dims, "format": "raw"}}
-    parts: dict[str, dict[str, Any]] = {
+    parts: dict[str, dict[str, object]] = {
         "position": {"name": "position", "dims": 3, "format": "delta_xyz", "range": [-1, 1]}
     }
     if spec.rotation != "none":
@@ -176,7 +176,7 @@ def action_spec(declaration: Declaration) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def observation_spec(declaration: Declaration, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def observation_spec(declaration: Declaration, names: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """Return the observation in the words of vla-eval's `DimSpec`."""
     parts = {names[key]: {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"} for key in declaration.cameras}
     if declaration.state_dim:
@@ -186,11 +186,11 @@ def observation_spec(declaration: Declaration, names: Mapping[str, str]) -> dict
     return {**parts, "language": {"name": "language", "dims": 0, "format": "language"}}
 
 
-def _message(kind: str, payload: Mapping[str, Any], seq: int) -> bytes:
+def _message(kind: str, payload: Payload, seq: int) -> bytes:
     return pack_vla_eval({"type": kind, "payload": dict(payload), "seq": seq, "timestamp": time.time()})
 
 
-def _read_message(data: bytes) -> tuple[str, Mapping[str, Any], int]:
+def _read_message(data: bytes) -> tuple[str, Payload, int]:
     message = as_mapping(unpack(data), "a message")
     kind, seq = message.get("type"), message.get("seq")
     if kind not in _TYPES or not isinstance(seq, int) or "payload" not in message:

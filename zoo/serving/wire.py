@@ -21,6 +21,8 @@ from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.observation import LARGEST_IMAGE
 from vla_gym.system.extras import install_command
 
+Payload = Mapping[str, Any]
+"""Decoded values by their names: a message, or a part of one."""
 MAX_ITEMS = 4096
 """Most entries of a list or a mapping in a message."""
 MAX_VALUES = 65_536
@@ -45,12 +47,12 @@ def require_wire_packages() -> None:
         ) from error
 
 
-def pack_openpi(value: Any) -> bytes:
+def pack_openpi(value: Payload) -> bytes:
     """Encode with openpi's arrays."""
     return _packed(value, str.encode)
 
 
-def pack_vla_eval(value: Any) -> bytes:
+def pack_vla_eval(value: Payload) -> bytes:
     """Encode with vla-eval's arrays; images are sent raw, without loss."""
     return _packed(value, str)
 
@@ -77,17 +79,17 @@ def unpack(data: bytes) -> Any:
         raise BadValue(f"{len(data)} bytes are no msgpack message: {' '.join(reason.split())[:120]}") from error
 
 
-def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
+def as_mapping(value: object, what: str) -> Payload:
     """Return `value` if it is a mapping with text keys, else raise `BadValue`."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise BadValue(f"{what} must be a mapping with text keys, got {type(value).__name__}")
     return value
 
 
-def _packed(value: Any, key: Callable[[str], str | bytes]) -> bytes:
+def _packed(value: Payload, key: Callable[[str], str | bytes]) -> bytes:
     import msgpack
 
-    def default(item: Any) -> Any:
+    def default(item: object) -> object:
         if isinstance(item, np.generic):
             return item.item()
         if not isinstance(item, np.ndarray) or not _DTYPE.fullmatch(item.dtype.str):
@@ -105,11 +107,11 @@ class _Limits:
     def __init__(self) -> None:
         self._values, self._decoded = 0, 0
 
-    def sequence(self, values: Sequence[Any]) -> Sequence[Any]:
+    def sequence(self, values: Sequence[object]) -> Sequence[object]:
         self._count(values)
         return values
 
-    def mapping(self, fields: dict[Any, Any]) -> Any:
+    def mapping(self, fields: dict[object, Any]) -> object:
         """Return the array or image that a mapping stands for, else the mapping."""
         self._count(fields)
         for key in (str.encode, str):
@@ -122,7 +124,7 @@ class _Limits:
         if self._values > MAX_VALUES:
             raise BadValue(f"a message may hold {MAX_VALUES} lists, mappings and entries of them, not more")
 
-    def _image(self, fields: Mapping[Any, Any]) -> np.ndarray:
+    def _image(self, fields: Mapping[object, Any]) -> np.ndarray:
         """Decode vla-eval's image; its header must state the announced size before a pixel of it is decoded."""
         from PIL import Image
 
@@ -149,7 +151,7 @@ class _Limits:
             raise BadValue(f"an image is no readable {form} file") from error
 
 
-def _array(data: Any, dtype: Any, shape: Any) -> np.ndarray:
+def _array(data: Any, dtype: object, shape: Any) -> np.ndarray:
     name = dtype.decode("ascii", "replace") if isinstance(dtype, bytes) else str(dtype)
     if not _DTYPE.fullmatch(name):
         raise BadValue(f"dtype {name[:20]!r} is refused: arrays hold booleans, integers or floating point numbers")
@@ -159,5 +161,5 @@ def _array(data: Any, dtype: Any, shape: Any) -> np.ndarray:
         raise BadValue(f"an array of {name} {str(shape)[:60]} cannot be read: {str(error)[:120]}") from error
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
+def _refuse_extension(code: int, data: bytes) -> None:
     raise BadValue(f"msgpack extension {code} is refused: messages hold plain values and arrays")
