@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,10 @@ def list_files(hub: HubId) -> dict[str, int]:
 
 def call(request: Callable[[], _Result], what_failed: str) -> _Result:
     """Return `request()`, which runs without log lines; any failure becomes one `BadValue` of one line."""
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils import disable_progress_bars, logging
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # they would fill a log
     verbosity = logging.get_verbosity()
     # Retries are not worth a line; their outcome is.
     logging.set_verbosity_error()

@@ -68,16 +68,13 @@ def install_run(name: str, log_folder: Path) -> RunFolder:
     run = create_run_folder(log_folder, config.algo, config.env)
     try:
         for file in files_of(source.path):
-            if file.name in RUN_RECORDS or file.name == CARD:
-                target = run.path / file.name
-            else:
-                target = (run.videos if file.name == REPLAY else run.best) / file.name
-            _copy(file, target)
+            of_run = file.name in RUN_RECORDS or file.name == CARD
+            _copy(file, run.path if of_run else run.videos if file.name == REPLAY else run.best)
         args = run.path / ARGS_FILE
         write_yaml(args, unarmed(read_yaml_mapping(args, "flags to values"), args))
         for step in source.saved_steps():
             for file in files_of(source.checkpoint(step)):
-                _copy(file, run.checkpoint(step) / file.name)
+                _copy(file, run.checkpoint(step))
     except BaseException:
         shutil.rmtree(run.path)
         raise
@@ -95,6 +92,6 @@ def files_of(folder: Path) -> list[Path]:
     return [inside(folder, file.name, folder) for file in files]
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+def _copy(source: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, folder / source.name)

@@ -66,23 +66,20 @@ def check_repo(repo: str) -> str:
 
     try:
         validate_repo_id(repo)
+        if "/" not in repo:  # the Hub gives names without an owner to nobody any more
+            raise HFValidationError("it has no owner")
     except HFValidationError as error:
-        reason = f" ({error})"
-    else:
-        reason = ""
-    if reason or "/" not in repo:  # the Hub gives names without an owner to nobody any more
         raise BadValue(
-            f"{shown(repo)} is no name of a Hub repository; it must look like org/name: letters, digits, '-', '_' and "
-            f"'.'{reason}"
-        )
+            f"{shown(repo)} is no name of a Hub repository ({error}); it must look like org/name: letters, "
+            "digits, '-', '_' and '.'"
+        ) from error
     return repo
 
 
 def default_name(run: RunFolder) -> str:
     """`<algo>-<env>-<policy>`, as rl_zoo3 names repositories."""
     config = run.config()
-    policy = Path(config.policy.partition("@")[0]).name
-    return f"{config.algo}-{folder_name(config.env)}-{policy}"
+    return f"{config.algo}-{folder_name(config.env)}-{Path(config.policy.partition('@')[0]).name}"
 
 
 def publish(publication: Publication) -> str:
@@ -95,17 +92,12 @@ def publish(publication: Publication) -> str:
         return call(lambda: _send(publication, files), f"'{publication.repo}' was not updated on the Hub")
 
 
-def push_later(run: RunFolder, repo: str) -> str:
-    """Return the command that sends a run."""
-    return f"python -m zoo.push_to_hub -i {quoted(run.path)} {repo}"
-
-
 def publish_trained(run: RunFolder, repo: str) -> str:
     """Send a run after training with --push-to-hub; returns its address, or why it was not sent and how to send it.
 
     Never raises: a Hub that is away must not turn a finished training into a failed one.
     """
-    later = f"the run is whole in {run.path}; send it with: {push_later(run, repo)}"
+    later = f"the run is whole in {run.path}; send it with: python -m zoo.push_to_hub -i {quoted(run.path)} {repo}"
     try:
         steps = run.saved_steps()
         if not steps or steps[-1] < run.config().n_timesteps or lacks_evaluation(run, steps[-1]):

@@ -26,7 +26,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
-from zoo.agents import agent as open_agent
+from zoo.agents import measuring
 from zoo.cli.main import guarded
 from zoo.hub.upload import Publication, publish, publish_trained, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
@@ -202,14 +202,14 @@ def quoted(run: Path) -> Mapping[str, Any]:
 def test_results_count_for_the_weights_they_are_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["--num-threads", "1", "--device", "cpu", "--eval-episodes"]
     # Training goes on while others are evaluated: the results are of those that were loaded.
-    evaluated = open_agent.play
+    evaluated = measuring.play
 
     def replaced_meanwhile(*args: Any, **options: Any) -> Any:
         with (run / "best" / "model.safetensors").open("ab") as weights:
             weights.write(b"more")
         return evaluated(*args, **options)
 
-    monkeypatch.setattr("zoo.agents.agent.play", replaced_meanwhile)
+    monkeypatch.setattr("zoo.agents.measuring.play", replaced_meanwhile)
     assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(run)
 
