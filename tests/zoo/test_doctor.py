@@ -91,7 +91,7 @@ def test_a_run_folder_stands_for_its_policy(
     assert run(["--policy", "run"]) == 0
     assert "ok       model.safetensors" in capsys.readouterr().out
     Path("run/best").rename("run/other")
-    with pytest.raises(BadValue, match="run 'run' holds no policy yet"):
+    with pytest.raises(BadValue, match="'run' holds no policy"):
         run(["--policy", "run"])
 
 

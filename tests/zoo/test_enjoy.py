@@ -86,17 +86,6 @@ def test_a_window_shows_every_slot_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_drawn_when_nothing_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = [*TOY, "--policy", "nano", "--episodes", "1", "--no-render"]
-    monkeypatch.setattr("sys.argv", ["zoo.enjoy", *asked])
-    assert guarded(enjoy.run) == 0
-    assert "of 1 episodes solved" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -92,11 +92,11 @@ def check_command(run: RunFolder, command: str) -> None:
     """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
     made_by = FINETUNING if run.config().algo == "sft" else TRAINING
     if made_by != command:
-        policy = _newest_policy(run)
-        ways = [f"start a new run from its policy with --policy {quoted(policy)}"] if policy else []
-        if run.saved_steps() or not policy:
-            ways.insert(0, f"go on with python -m {made_by} -i {quoted(run.path)}")
-        raise BadValue(f"'{run.path}' is a run of {made_by}: {', or '.join(ways)}")
+        path = quoted(run.path)
+        raise BadValue(
+            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {path}, or start a new run from "
+            f"its policy with --policy {path}"
+        )
 
 
 def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
@@ -108,25 +108,14 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     check_command(run, command)
     import_packages_of(run.path / ARGS_FILE)
     wanted, steps = local_or_shipped(path).resolve(), run.saved_steps()
-    if wanted != run.path.resolve():
-        step = step_of(wanted)
-        if step is None:
-            if not holds_policy(wanted):
-                newest = quoted(run.checkpoint(steps[-1])) if steps else run.checkpoints / "step_<n>"
-                raise BadValue(
-                    f"'{path}' is no checkpoint. Resume the run with -i {quoted(run.path)}, or from one of its "
-                    f"checkpoints with -i {newest}"
-                )
-            raise BadValue(
-                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {quoted(run.path)}, or "
-                f"start a new one from these weights with --policy {quoted(path)}"
-            )
-        return ResumePoint(run=run, step=step, in_place=False)
-    if not steps:
-        policy = _newest_policy(run)
-        instead = f", start a new one from its policy with --policy {quoted(policy)}" if policy else ""
-        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/){instead}")
-    return ResumePoint(run=run, step=steps[-1], in_place=True)
+    in_place = wanted == run.path.resolve()
+    step = step_of(wanted) if not in_place else steps[-1] if steps else None
+    if step is None:
+        raise BadValue(
+            f"'{path}' has no checkpoint to resume from (checkpoints/step_<n>/ of {quoted(run.path)}); start a new run "
+            f"from the policy in it with --policy {quoted(path)}"
+        )
+    return ResumePoint(run=run, step=step, in_place=in_place)
 
 
 def policy_folder(path: str) -> Path:
@@ -140,12 +129,9 @@ def policy_folder(path: str) -> Path:
     if holds_policy(wanted):
         return wanted
     run = find_run(path)
-    folder = _newest_policy(run)
-    if wanted.resolve() != run.path.resolve():
-        instead = f". Give the whole run, -i {quoted(run.path)}, for the policy in {folder}" if folder else ""
-        raise BadValue(f"'{path}' holds no policy: it lacks config.json{instead}")
+    folder = _newest_policy(run) if wanted.resolve() == run.path.resolve() else None
     if folder is None:
-        raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+        raise BadValue(f"'{path}' holds no policy: neither config.json nor best/ nor checkpoints/step_<n>/ with one")
     return folder
 
 

@@ -90,19 +90,6 @@ def test_compare_plays_a_served_policy_from_the_same_start_states(
     assert "0 start states gained, 0 lost" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--before", "a.json"], "--after or --policy"),
-        (["--before", "a.json", "--after", "b.json", "--policy", "nano"], "--after or --policy"),
-        (["--before", "a.json", "--after", "b.json", "--num-envs", "2"], "--num-envs goes with --policy"),
-    ],
-)
-def test_compare_says_which_flags_go_together(argv: list[str], said: str) -> None:
-    with pytest.raises(VLAZooError, match=said):
-        compare.run(argv)
-
-
 def test_a_record_is_of_the_weights_that_acted(tmp_path: Path) -> None:
     """A run that trains replaces its best/ between the hash of the weights and their opening."""
     argv = ["--env", "Toy-Reach", "--eval-episodes", "1", "--num-envs", "1", "--device", "cpu", "--policy"]

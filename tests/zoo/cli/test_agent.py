@@ -1,10 +1,11 @@
-"""Which policy acts, of a run or by name, and in which environment."""
+"""Which policy acts, of a run or by name, in which environment, and how: flags and `-params`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,112 @@ from safetensors.torch import save_file
 from tests import mock_checkpoints
 from tests.zoo.test_enjoy import begun
 from vla_gym import list_envs
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_policies.model_folder import Request
-from vla_policies.resolver import open_folder
-from zoo import enjoy, evaluate, record_video
+from vla_policies.resolver import PolicyRef, open_folder
+from zoo import collect, enjoy, evaluate, record_video
 from zoo import train as train_command
+from zoo.agents.agent import Agent
 from zoo.cli.agent import plan_rollout, unplayed_split
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.gym_packages import import_gym_packages
 
-EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
+TOY = ["--env", "Toy-Reach", "--policy", "nano"]
+PI_LIBERO = "physical-intelligence/libero"
+
+
+def planned(*argv: str, episodes: int | None = 1, **how: Any) -> Agent:
+    return plan_rollout(evaluate.parser().parse([*argv]), episodes=episodes, **how)
+
+
+# How it acts ----------------------------------------------------------------------------------------------
+
+
+def test_a_temperature_means_sampled_actions() -> None:
+    plan = planned(*TOY, "--temperature", "1.6", "--top-k", "50", "--rounds", "2", "--num-envs", "8", episodes=3)
+    assert (plan.protocol.sample, plan.protocol.temperature, plan.protocol.top_k) == (True, 1.6, 50)
+    assert plan.policy_kwargs == {"temperature": 1.6, "top_k": 50}
+    # Two rounds of three start states.
+    assert plan.num_envs == len(plan.episodes) == 6
+    assert not planned(*TOY).protocol.sample
+
+
+def test_params_say_how_the_policy_samples_and_what_it_sees() -> None:
+    params = ["image_size:32", "state:false", "policy_kwargs:{temperature: 0.4, backbone_kwargs: {size: tiny}}"]
+    plan = planned(*TOY, "-params", *params)
+    assert plan.policy_kwargs == {"temperature": 0.4, "backbone_kwargs": {"size": "tiny"}}
+    assert (plan.env_options["image_size"], plan.env_options["state"]) == (32, False)
+    assert not plan.protocol.sample
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--temperature", "1", "--deterministic"], "--deterministic"),
+        (["--top-k", "5", "--deterministic"], "--top-k"),
+        (["--temperature", "0"], "--temperature"),
+        (["--rounds", "0"], "--rounds"),
+        (["--rounds", "2"], "--rounds 2"),
+        (["--on-worker-error", "restrat"], "'restart'"),
+        (["--split", "tset"], "'tset'"),
+        (["-params", "policy_kwargs:{temprature: 1}"], "'temperature'"),
+        (["-params", "policy_kwargs:{unnorm_keys: x}"], "'unnorm_key'"),
+        (["-params", "policy_kwargs:{dtype: float16}"], "'float16'"),
+        (["-params", "policy_kwargs:{value_lr: 1.0e-3}"], "value_lr"),
+        (["-params", "policy_kwargs:nano"], "policy_kwargs"),
+        (["-params", "policy_kwargs:{backbone_kwargs: 3}"], "backbone_kwargs"),
+        (["-params", "chunks:3"], "'chunk'"),
+        (["-params", "value_lr:1e-3"], "-params value_lr"),
+        (["-params", "protocol:lerobot"], "env_kwargs:{protocol"),
+        (["-params", "group_size:8"], "-params group_size"),
+        (["-params", "policy_kwargs:{temperature: 1.0}", "--temperature", "2"], "leave one out"),
+        (["-params", "policy_kwargs:{unnorm_key: a}"], "unnorm_key='a'"),
+        (["--policy", "nano-flow", "--temperature", "1"], "temperature"),
+        (["--policy", "nano-flow", "-params", "policy_kwargs:{greedy: mean}"], "greedy"),
+        (["--policy", "nano-flow", "--rounds", "2"], "eval_noise"),
+    ],
+)
+def test_what_cannot_be_asked(argv: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(evaluate.run, [*TOY, *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert names in line
+
+
+@pytest.mark.parametrize("command", [enjoy, record_video, collect])
+def test_every_command_refuses_alike(command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["-n", "1", "-o", str(tmp_path / "set")] if command is collect else []
+    assert guarded(command.run, [*TOY, "-params", "policy_kwargs:{temprature: 1}", *more]) == 2
+    assert "'temperature'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "noise", [["--stochastic"], ["-params", "policy_kwargs:{backbone_kwargs: {eval_noise: random}}"]]
+)
+def test_rounds_of_a_flow_policy(noise: list[str]) -> None:
+    argv = ["--env", "Toy-Reach", "--policy", "nano-flow", "--rounds", "2", *noise]
+    assert planned(*argv).protocol.rounds == 2
+
+
+def test_an_evaluation_says_its_temperature_and_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*TOY, "--eval-episodes", "3", "--device", "cpu", "--temperature", "1.6", "--rounds", "2"]
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for file, num_envs in zip(files, ("1", "4"), strict=True):
+        assert evaluate.run([*asked, "--num-envs", num_envs, "-o", str(file)]) == 0
+    (line, _) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("protocol:"))
+    assert "6 episodes = 2 rounds of 3 of 150 start states" in line
+    assert "actions sampled at temperature 1.6" in line
+    one, two = (json.loads(file.read_text()) for file in files)
+    assert one["protocol"]["evaluation"]["temperature"] == 1.6
+    assert (one["rounds"], one["deterministic"]) == (2, False)
+    assert [episode["round"] for episode in one["episodes"]] == [0, 1] * 3
+    # The same episodes, whatever their number side by side; and the two rounds are not alike.
+    plays = [[(e["start_state"], e["length"], e["total_reward"]) for e in record["episodes"]] for record in (one, two)]
+    assert plays[0] == plays[1]
+    assert plays[0][::2] != plays[0][1::2]
+
+
+# Checkpoints, as their makers play them -------------------------------------------------------------------
 
 
 def lerobot_folder(folder: Path, golden: Path, **settings: Any) -> Path:
@@ -40,23 +136,66 @@ def lerobot_folder(folder: Path, golden: Path, **settings: Any) -> Path:
     return folder
 
 
-def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
-    words = tmp_path / "words.yml"
-    words.write_text("reach_red: touch the block as red as a tomato\n")
-    out = tmp_path / "results.json"
-    assert evaluate.run([*EVALUATE, "--instructions", str(words), "-o", str(out)]) == 0
-    record = json.loads(out.read_text())
-    assert ", own words for 1 task, split train" in record["summary"]
-    protocol = record["protocol"]
-    assert protocol["own_instructions"] == {"reach_red": "reach the red block"}
-    assert protocol["tasks"][0]["instruction"] == "touch the block as red as a tomato"
+def openpi(folder: Path, golden: Path) -> Path:
+    return mock_checkpoints.openpi_pi0(folder, PI_LIBERO, pi05=True, horizon=10)
 
 
-def test_other_words_in_params_are_a_departure_from_the_run(tmp_path: Path) -> None:
-    run = begun(tmp_path, "ppo", at=1.0)
-    mock_checkpoints.nano(run.best)
-    args = evaluate.parser().parse(["-i", str(run.path), "-params", "instructions:{reach_red: touch it}"])
-    assert plan_rollout(args, episodes=1).named("results") == "results_instructions"
+def rlinf(folder: Path, golden: Path) -> Path:
+    return mock_checkpoints.rlinf_pi0(folder, PI_LIBERO, pi05=False)
+
+
+def rlinf_pi05(folder: Path, golden: Path) -> Path:
+    return mock_checkpoints.rlinf_pi0(folder, PI_LIBERO, pi05=True)
+
+
+def plate25(folder: Path, golden: Path) -> Path:
+    return mock_checkpoints.rlinf_pi0(folder, "physical-intelligence/maniskill", pi05=False)
+
+
+def lerobot_pi05(folder: Path, golden: Path) -> Path:
+    return lerobot_folder(folder, golden / "pi05_tiny", n_action_steps=3)
+
+
+def smolvla(folder: Path, golden: Path) -> Path:
+    return golden / "smolvla_tiny" / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("make", "env", "as_published", "options", "backbone"),
+    [
+        # examples/libero/main.py: 220 to 520 steps, 10 waits, 5 actions of a decision; RLinf's recipe has others.
+        (openpi, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "openvla-oft", "image_size": 256}, {}),
+        (openpi, "LIBERO-Long", False, {"chunk": 5, "protocol": "openvla-oft"}, {}),
+        (openpi, "LIBERO-Long", True, {"chunk": 10}, {}),
+        (rlinf, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 4}),
+        (rlinf, "LIBERO-Long", False, {"chunk": 10, "protocol": "rlinf-pi"}, {"num_steps": 4}),
+        (rlinf_pi05, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 3}),
+        # RLinf passes 640 x 480 to openpi's transforms, which leave black above and below.
+        (plate25, "ManiSkill-Plate25-Carrot", False, {"aspect": "kept"}, {}),
+        (plate25, "ManiSkill-Plate25-Carrot", True, {"aspect": "kept"}, {}),
+        (lerobot_pi05, "LIBERO-Spatial", False, {"chunk": 3, "protocol": "lerobot"}, {}),
+        (lerobot_pi05, "MetaWorld-MT50", False, {"chunk": 3, "protocol": "lerobot"}, {}),
+        (smolvla, "LIBERO-Spatial", False, {"chunk": 6, "protocol": "lerobot"}, {}),
+    ],
+)
+def test_a_checkpoint_is_played_as_its_makers_do(
+    tmp_path: Path,
+    golden_root: Path,
+    make: Callable[[Path, Path], Path],
+    env: str,
+    as_published: bool,
+    options: Mapping[str, Any],
+    backbone: Mapping[str, Any],
+) -> None:
+    flags = ["--env", env, "--policy", str(make(tmp_path / "policy", golden_root))]
+    plan = planned(*flags, as_published=as_published)
+    assert {name: plan.env_options[name] for name in options} == options
+    found = plan.policy_kwargs.get("backbone_kwargs", {})
+    assert {name: found[name] for name in backbone} == backbone
+    if "protocol" not in options:
+        return
+    asked = planned(*flags, "-params", "chunk:4", "policy_kwargs:{backbone_kwargs: {num_steps: 7}}")
+    assert (asked.env_options["chunk"], asked.policy_kwargs["backbone_kwargs"]["num_steps"]) == (4, 7)
 
 
 @pytest.mark.parametrize(("as_published", "as_rlinf"), [(False, False), (True, True)])
@@ -65,104 +204,24 @@ def test_a_checkpoint_is_read_as_its_makers_do_outside_of_rlinfs_protocol(
 ) -> None:
     """The recipe starts from SimpleVLA-RL's checkpoint and reads it as RLinf's program does."""
     folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero-spatial-traj1", ["libero_spatial_no_noops"])
-    args = evaluate.parser().parse(["--env", "LIBERO-Spatial", "--policy", str(folder)])
-    plan = plan_rollout(args, episodes=1, as_published=as_published)
+    plan = planned("--env", "LIBERO-Spatial", "--policy", str(folder), as_published=as_published)
     assert plan.policy_kwargs["unnorm_key"] == "libero_spatial_no_noops"
-    options = plan.policy_kwargs.get("backbone_kwargs", {})
-    request = Request(unnorm_key=plan.policy_kwargs["unnorm_key"], options=options)
-    settings = open_folder(folder, request).header.model["settings"]
-    assert settings["stop_token"] is not as_rlinf
-    assert settings["center_crop"] is not as_rlinf
+    assert isinstance(plan.policy, PolicyRef)
+    settings = plan.policy.options["settings"]
+    assert (settings["stop_token"], settings["center_crop"]) == (not as_rlinf, not as_rlinf)
     assert settings["camera_resize"] == ("bicubic" if as_rlinf else "jpeg_lanczos3")
+    if not as_published:
+        assert "protocol" not in plan.env_options  # RLinf's recipe of the long suite has one
 
 
-@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "LIBERO-10"])
-def test_a_checkpoint_that_is_read_as_its_makers_do_is_not_under_rlinfs_protocol(tmp_path: Path, env: str) -> None:
-    """RLinf's recipe of the long suite has its protocol: 512 steps, of which OpenVLA-OFT's script knows nothing."""
-    data_sets = ["libero_spatial_no_noops" if env == "LIBERO-Spatial" else "libero_10_no_noops"]
-    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero10-traj1", data_sets)
-    args = evaluate.parser().parse(["--env", env, "--policy", str(folder)])
-    assert "protocol" not in plan_rollout(args, episodes=1).env_options
-    asked = evaluate.parser().parse(["--env", env, "--policy", str(folder), "-params", "env_kwargs:{protocol: rlinf}"])
-    assert plan_rollout(asked, episodes=1).env_options["protocol"] == "rlinf"
-
-
-def test_a_folder_of_lerobot_acts_by_its_own_number_of_steps(golden_root: Path) -> None:
-    """How many actions of a decision are carried out decides SmolVLA's score as much as its weights do."""
-    flags = ["--env", "LIBERO-Spatial", "--policy", str(golden_root / "smolvla_tiny" / "checkpoint")]
-    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
-    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (6, "lerobot")
-    asked = plan_rollout(evaluate.parser().parse([*flags, "-params", "chunk:4"]), episodes=1)
-    assert asked.env_options["chunk"] == 4
-    # A run trains by its recipe.
-    training = train_command.parser().parse([*flags, "--algo", "ppo"])
-    assert resolve_new_run(training).chunk == 10
-
-
-PI_LIBERO = "physical-intelligence/libero"
-
-
-@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "LIBERO-Goal-PRO-lan"])
-@pytest.mark.parametrize(("pi05", "horizon"), [(False, 50), (True, 10), (True, None)])
-def test_a_folder_of_openpi_acts_as_in_openpis_example(
-    tmp_path: Path, env: str, pi05: bool, horizon: int | None
-) -> None:
-    """examples/libero/main.py: 220 to 520 steps, 10 waits, 5 actions of a decision; RLinf's recipe has others."""
-    folder = mock_checkpoints.openpi_pi0(tmp_path / "pi", PI_LIBERO, pi05=pi05, horizon=horizon)
-    flags = ["--env", env, "--policy", str(folder)]
-    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
-    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (5, "openvla-oft")
-    assert (plan.env_options["image_size"], plan.env_options["wrist_camera"]) == (256, True)
-    assert "num_steps" not in plan.policy_kwargs["backbone_kwargs"]  # its own: 10
-    asked = [*flags, "-params", "chunk:10", "env_kwargs:{protocol: rlinf-pi}"]
-    options = plan_rollout(evaluate.parser().parse(asked), episodes=1).env_options
-    assert (options["chunk"], options["protocol"]) == (10, "rlinf-pi")
-    published = plan_rollout(evaluate.parser().parse(flags), episodes=1, as_published=True)
-    assert published.env_options["chunk"] == (10 if env == "LIBERO-Long" else 5)
-
-
-@pytest.mark.parametrize(
-    ("env", "pi05", "chunk", "steps"),
-    [("LIBERO-Spatial", False, 5, 4), ("LIBERO-Long", False, 10, 4), ("LIBERO-Spatial", True, 5, 3)],
-)
-def test_a_folder_of_rlinf_acts_by_rlinfs_recipe(tmp_path: Path, env: str, pi05: bool, chunk: int, steps: int) -> None:
-    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", PI_LIBERO, pi05=pi05)
-    flags = ["--env", env, "--policy", str(folder)]
-    plan = plan_rollout(evaluate.parser().parse(flags), episodes=1)
-    assert (plan.env_options["chunk"], plan.env_options["protocol"]) == (chunk, "rlinf-pi")
-    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == steps
-    asked = [*flags, "-params", "policy_kwargs:{backbone_kwargs: {num_steps: 7}}"]
-    kwargs = plan_rollout(evaluate.parser().parse(asked), episodes=1).policy_kwargs
-    assert kwargs["backbone_kwargs"]["num_steps"] == 7
+def test_a_run_trains_by_its_recipe(golden_root: Path) -> None:
+    flags = ["--env", "LIBERO-Spatial", "--policy", str(smolvla(Path(), golden_root)), "--algo", "ppo"]
+    assert resolve_new_run(train_command.parser().parse(flags)).chunk == 10
 
 
 def test_a_recipes_own_weights_of_rlinf_act_with_its_denoising_steps() -> None:
     """The same whether they are cached or not."""
-    plan = plan_rollout(evaluate.parser().parse(["--env", "LIBERO-Object", "--policy", "pi05"]), episodes=1)
-    assert plan.policy_kwargs["backbone_kwargs"]["num_steps"] == 5
-
-
-@pytest.mark.parametrize("as_published", [False, True])
-@pytest.mark.parametrize("pi05", [False, True])
-def test_pi0_sees_the_plate25_camera_with_its_aspect_kept(tmp_path: Path, pi05: bool, as_published: bool) -> None:
-    """RLinf passes 640 x 480 to openpi's transforms, which leave black above and below."""
-    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", "physical-intelligence/maniskill", pi05=pi05)
-    flags = evaluate.parser().parse(["--env", "ManiSkill-Plate25-Carrot", "--policy", str(folder)])
-    assert plan_rollout(flags, episodes=1, as_published=as_published).env_options["aspect"] == "kept"
-
-
-@pytest.mark.parametrize("family", ["pi0", "pi05"])
-@pytest.mark.parametrize("env", ["LIBERO-Spatial", "LIBERO-Long", "MetaWorld-MT50"])
-def test_a_lerobot_folder_of_pi0_acts_as_in_lerobot(
-    tmp_path: Path, golden_root: Path, family: str, env: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = lerobot_folder(tmp_path / "pi", golden_root / f"{family}_tiny", n_action_steps=3)
-    flags = ["--env", env, "--policy", str(folder)]
-    options = plan_rollout(evaluate.parser().parse(flags), episodes=1).env_options
-    assert (options["chunk"], options["protocol"]) == (3, "lerobot")
-    assert not caplog.messages  # its files say how it is read
-    asked = plan_rollout(evaluate.parser().parse([*flags, "-params", "chunk:4"]), episodes=1)
-    assert asked.env_options["chunk"] == 4
+    assert planned("--env", "LIBERO-Object", "--policy", "pi05").policy_kwargs["backbone_kwargs"]["num_steps"] == 5
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -173,55 +232,48 @@ def test_a_recipe_does_not_change_the_horizon_that_a_conversion_states(tmp_path:
     if trains:
         kwargs = resolve_new_run(train_command.parser().parse([*flags, "--algo", "ppo"])).policy_kwargs
     else:
-        kwargs = dict(plan_rollout(evaluate.parser().parse(flags), episodes=1).policy_kwargs)
+        kwargs = dict(planned(*flags).policy_kwargs)
     request = Request(unnorm_key=kwargs["unnorm_key"], options=kwargs["backbone_kwargs"])
     assert open_folder(folder, request).header.model["network"]["horizon"] == 10
 
 
-def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
-    run = begun(tmp_path, "ppo", at=1.0)
-    mock_checkpoints.nano(run.best)
-
-    def name(*flags: str) -> str:
-        return plan_rollout(evaluate.parser().parse(["-i", str(run.path), *flags]), episodes=1).named("results")
-
-    assert name("--stochastic", "--seed", "2") == "results_stochastic_seed-2"
-    assert name("--stochastic") == "results_stochastic"
-    assert name("--seed", "2") == "results"  # deterministic actions draw nothing
+# Its environment ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("flags", "name"),
     [
-        (None, "No such file"),
-        ("- a list", "must map task names to instructions, got list"),
-        ("{", "--instructions"),
-        (
-            "reach_rad: x",
-            "no task of Toy-Reach 'reach_rad'. Known: reach_blue, reach_green, reach_red. Did you mean",
-        ),
-        ("reach_red: ''", "allowed are 1 to 160"),
+        (["--stochastic", "--seed", "2"], "results_stochastic_seed-2"),
+        (["--stochastic"], "results_stochastic"),
+        (["--seed", "2"], "results"),  # deterministic actions draw nothing
+        (["-params", "instructions:{reach_red: touch it}"], "results_instructions"),
     ],
 )
-def test_words_that_cannot_be_told(
-    text: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_departs_from_the_run_stands_in_the_name(tmp_path: Path, flags: list[str], name: str) -> None:
+    run = begun(tmp_path, "ppo", at=1.0)
+    mock_checkpoints.nano(run.best)
+    assert planned("-i", str(run.path), *flags).named("results") == name
+
+
+def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
+    words, out = tmp_path / "words.yml", tmp_path / "results.json"
+    words.write_text("reach_red: touch the block as red as a tomato\n")
+    argv = [*TOY, "--eval-episodes", "3", "--device", "cpu", "--instructions", str(words), "-o", str(out)]
+    assert evaluate.run(argv) == 0
+    record = json.loads(out.read_text())
+    assert ", own words for 1 task, split train" in record["summary"]
+    protocol = record["protocol"]
+    assert protocol["own_instructions"] == {"reach_red": "reach the red block"}
+    assert protocol["tasks"][0]["instruction"] == "touch the block as red as a tomato"
+
+
+@pytest.mark.parametrize("text", [None, "- a list", "{", "reach_rad: x", "reach_red: ''"])
+def test_words_that_cannot_be_told(text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = tmp_path / "words.yml"
     if text is not None:
         words.write_text(text)
-    assert guarded(evaluate.run, [*EVALUATE, "--instructions", str(words)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
-
-
-def test_a_wrong_way_to_meet_failures_names_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, argv in (
-        (evaluate.run, EVALUATE),
-        (train_command.run, ["--env", "Toy-Reach", "--dry-run"]),
-    ):
-        assert guarded(command, [*argv, "--on-worker-error", "restrat"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "'restrat'. Known: raise, restart. Did you mean 'restart'" in line
+    assert guarded(evaluate.run, [*TOY, "--instructions", str(words)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_modules_of_one_s_own_are_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,50 +282,25 @@ def test_modules_of_one_s_own_are_imported_first(tmp_path: Path, monkeypatch: py
         vla_gym.register_benchmark("vla_gym.adapters.toy:toy_benchmark", num_tasks={"My-Reach": 3})
     """
     (tmp_path / "my_reach_tasks.py").write_text(textwrap.dedent(module))
+    (tmp_path / "needs_more.py").write_text("import surely_not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     monkeypatch.setattr("vla_gym.registry._ADDED", [])
     import_gym_packages(["my_reach_tasks"])
     assert "My-Reach" in list_envs()
+    for name, says in (("my_tasks", "my_tasks"), ("needs_more", "surely_not_installed")):
+        with pytest.raises(BadValue, match=says):
+            import_gym_packages([name])
 
 
-def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_more.py").write_text("import surely_not_installed_anywhere\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(BadValue, match=r"no module 'my_tasks'.*Call the command in the folder"):
-        import_gym_packages(["my_tasks"])
-    with pytest.raises(BadValue, match=r"'needs_more' needs a module that is not here: .*surely_not_installed"):
-        import_gym_packages(["needs_more"])
-
-
-def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_s_own_options_go_over_the_recipe_s() -> None:
     argv = ["--env", "LIBERO-Object", "--policy", "nano", "--split", "test", "-params"]
-    drawn = plan_rollout(evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 7}"]), episodes=None)
-    assert drawn.env_options["sampled_starts"] == 7
-    assert len(drawn.start_states) == 10 * 7
-    published = evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 0}"])
-    assert len(plan_rollout(published, episodes=None).start_states) == 10 * 50
-    for params, says in (
-        (
-            "learning_rate:1e-4",
-            "-params learning_rate: a policy that is rolled out takes settings of the environment and policy_kwargs",
-        ),
-        ("env_kwargs:{sampled_start: 7}", "Did you mean 'sampled_starts'"),
-        ("env_kwargs:{sampled_starts: -7}", "got -7"),
-    ):
-        assert guarded(evaluate.run, [*argv, params]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert says in line
-
-
-def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--env", "MetaWorld/reach", "--policy", "nano", "--split"]
-    plan = plan_rollout(evaluate.parser().parse([*argv, "test"]), episodes=1)
-    assert plan.env_options["split"] == "test"
-    assert guarded(evaluate.run, [*argv, "tset", "-o", str(tmp_path / "r.json")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "split 'tset'" in line
+    drawn = planned(*argv, "env_kwargs:{sampled_starts: 7}", episodes=None)
+    assert (drawn.env_options["sampled_starts"], len(drawn.start_states)) == (7, 10 * 7)
+    assert len(planned(*argv, "env_kwargs:{sampled_starts: 0}", episodes=None).start_states) == 10 * 50
+    for wrong in ("env_kwargs:{sampled_start: 7}", "env_kwargs:{sampled_starts: -7}"):
+        with pytest.raises(VLAZooError, match=r"sampled_starts|-7"):
+            planned(*argv, wrong)
 
 
 @pytest.mark.parametrize(
@@ -285,8 +312,7 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys
         ("LIBERO-Object", {"sampled_starts": 7}, "test"),
         ("LIBERO-Object", {}, "train"),  # published start states, the same in every split
         ("ManiSkill-Plate25", {}, "train"),  # the test split has other objects
-        ("ManiSkill-Plate25-CarrotTrain", {}, "train"),  # a run has one split
-        ("ManiSkill-Plate25-Carrot", {}, "train"),
+        ("ManiSkill-Plate25-Carrot", {}, "train"),  # a run has one split
         ("Toy-Reach", {"split": "validation"}, "validation"),
     ],
 )
@@ -297,17 +323,16 @@ def test_a_run_is_evaluated_on_start_states_it_was_not_trained_on(
 
 
 @pytest.mark.sim
-def test_only_evaluations_leave_the_run_s_split() -> None:
+def test_only_evaluations_leave_the_run_s_split(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("metaworld")
 
     def split(*flags: str, unplayed: bool = True) -> str | None:
-        args = evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open", *flags])
-        plan = plan_rollout(args, episodes=1, unplayed=unplayed)
+        plan = planned("-i", "agents/ppo/MetaWorld-window-open", *flags, unplayed=unplayed)
         assert plan.departures == (("train",) if "train" in flags else ())
+        assert plan.output_folder is None  # nothing is written beside a shipped agent, even in a checkout
         return plan.protocol.split
 
     assert split() == "test"
-    assert split("--split", "test") == "test"
     assert split("--split", "train") == "train"
     assert split(unplayed=False) in (None, "train")
 
@@ -315,55 +340,34 @@ def test_only_evaluations_leave_the_run_s_split() -> None:
 @pytest.mark.parametrize(
     ("lengths", "says"),
     [
-        ({"state_dim": 3, "action_dim": 2}, "made for state_dim=3, the environment has state_dim=2"),
-        ({"state_dim": 0, "action_dim": 7}, "made for action_dim=7, the environment has action_dim=2"),
-        ({"state_dim": 0, "action_dim": 2}, ""),
+        ({"state_dim": 3}, "made for state_dim=3, the environment has state_dim=2"),
+        ({"action_dim": 7}, "made for action_dim=7, the environment has action_dim=2"),
         ({}, ""),
     ],
 )
 def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start(
     lengths: dict[str, int], says: str, tmp_path: Path
 ) -> None:
-    mock_checkpoints.nano(tmp_path, chunk=4, **lengths)
-    args = evaluate.parser().parse(["--env", "Toy-Reach", "--policy", str(tmp_path)])
+    flags = ["--env", "Toy-Reach", "--policy", str(mock_checkpoints.nano(tmp_path, chunk=4, **lengths))]
     if not says:
-        assert plan_rollout(args, episodes=1).num_envs == 1
+        assert planned(*flags).num_envs == 1
         return
     with pytest.raises(BadValue, match=f"^the policy was {says}$"):
-        plan_rollout(args, episodes=1)
-
-
-@pytest.mark.sim
-def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from zoo.runs.shipped_agents import agents_folder
-
-    pytest.importorskip("metaworld")
-    folder = agents_folder()
-    assert folder is not None
-    monkeypatch.chdir(folder.parent)
-    plan = plan_rollout(evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open"]), episodes=None)
-    assert plan.output_folder is None
+        planned(*flags)
 
 
 @pytest.mark.sim
 def test_an_agent_that_learned_from_sampled_starts_goes_to_a_suite_without_them() -> None:
     pytest.importorskip("libero")
     asked = ["-i", "agents/sft/LIBERO-Spatial", "--env", "LIBERO-Spatial-PRO-lan"]
-    plan = plan_rollout(evaluate.parser().parse(asked), episodes=10)
+    plan = planned(*asked, episodes=10)
     assert "sampled_starts" not in plan.env_options
     assert plan.env_options["render_quality"] == "fast"
-    with pytest.raises(UnknownName, match="no option of LIBERO-Spatial-PRO-lan 'sampled_starts'"):
-        plan_rollout(evaluate.parser().parse([*asked, "-params", "env_kwargs:{sampled_starts: 5}"]), episodes=10)
-
-
-# Selectors of a run, as in rl_zoo3 -------------------------------------------------------------------
+    with pytest.raises(UnknownName, match="sampled_starts"):
+        planned(*asked, "-params", "env_kwargs:{sampled_starts: 5}", episodes=10)
 
 
 @pytest.mark.parametrize(("steps", "episodes"), [(1, 1), (12, 1), (13, 2), (10**9, 150)])
 def test_simulator_steps_stand_for_episodes_of_the_horizon(steps: int, episodes: int) -> None:
-    for command in (enjoy, record_video):
-        args = command.parser().parse(["--env", "Toy-Reach", "--policy", "nano", "-n", str(steps)])
-        plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-        assert len(plan.start_states) == episodes
+    args = enjoy.parser().parse([*TOY, "-n", str(steps)])
+    assert len(plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps).start_states) == episodes

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.test_enjoy import begun
-from vla_gym.errors import BadValue
-from zoo import enjoy, evaluate, record_video
-from zoo.cli.main import guarded
+from zoo import enjoy
 from zoo.cli.run_choice import chosen_run
 from zoo.runs.folder import RunFolder
 
@@ -77,22 +75,9 @@ def test_what_is_not_there_is_named(logs: Path, flags: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_two_wishes_at_once_are_refused() -> None:
-    for flags in ("--deterministic --stochastic", "--episodes 3 -n 9", "--load-best --load-last-checkpoint"):
-        with pytest.raises(BadValue, match="not allowed with argument"):
-            parsed(*flags.split())
-
-
 def test_without_a_run_an_agent_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ["agents/grpo/Toy-Reach", "agents/sft/Toy-Reach"]
     monkeypatch.setattr("zoo.cli.run_choice.agents_for", lambda env_id: shipped)
     asked = ["--env", "Toy-Reach", "-f", str(tmp_path)]
     assert chosen_run(parsed(*asked)) == "agents/grpo/Toy-Reach"
     assert chosen_run(parsed(*asked, "--algo", "sft")) == "agents/sft/Toy-Reach"
-
-
-@pytest.mark.parametrize("command", [enjoy, evaluate, record_video])
-def test_every_command_has_the_selectors(command: object, logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--algo", "ppo", "--env", "Toy-Reach", "-f", "logs", "--exp-id", "9", "--deterministic"]
-    assert guarded(command.run, asked) == 2  # type: ignore[attr-defined]
-    assert "no run 9 of Toy-Reach under 'logs' (ppo)" in capsys.readouterr().err

@@ -63,65 +63,25 @@ def test_one_checkpoint_resumes_into_a_new_folder(run: RunFolder) -> None:
 
 
 def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
-    with pytest.raises(BadValue, match="no checkpoint to resume"):
-        find_resume_point(str(run.path))
-    hold_policy(run.best)
-    with pytest.raises(BadValue, match=r"weights only .* --policy .*best$"):
-        find_resume_point(str(run.best))
-
-
-def test_a_policy_without_a_checkpoint_begins_a_new_run(run: RunFolder) -> None:
-    hold_policy(run.best)
-    with pytest.raises(BadValue, match=r"to resume from .*, start a new one from .* --policy \S+/best$"):
-        find_resume_point(str(run.path))
-    with pytest.raises(BadValue, match=r"is a run of zoo\.train: start a new run .* --policy \S+/best$"):
-        find_resume_point(str(run.path), FINETUNING)
-
-
-def test_a_shipped_agent_begins_a_new_run_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadValue, match=r"to resume from .* --policy \S+/agents/sft/MetaWorld-reach$"):
-        find_resume_point("agents/sft/MetaWorld-reach", FINETUNING)
-    with pytest.raises(BadValue, match=r"of zoo\.sft: start a new run .* --policy \S+/agents/sft/MetaWorld-reach$"):
-        find_resume_point("agents/sft/MetaWorld-reach")
-
-
-def test_advice_quotes_paths_with_spaces(run: RunFolder, tmp_path: Path) -> None:
-    hold_policy(run.checkpoint(20))
-    hold_policy(run.best)
-    spaced = RunFolder(run.path.rename(tmp_path / "my run"))
-    for folder, command in ((spaced.path, FINETUNING), (spaced.best, "zoo.train")):
-        with pytest.raises(BadValue, match=rf" -i '{spaced.path}'.* --policy '{spaced.best}'$"):
-            find_resume_point(str(folder), command)
-    with pytest.raises(BadValue, match=rf"-i '{spaced.path}', .* -i '{spaced.checkpoint(20)}'$"):
-        find_resume_point(str(spaced.checkpoints))
-
-
-def test_a_folder_of_a_run_without_a_checkpoint_is_not_called_one(run: RunFolder) -> None:
     run.videos.mkdir()
-    with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_<n>$"):
-        find_resume_point(str(run.videos))
-    for step in (20, 9):
-        hold_policy(run.checkpoint(step))
-    for folder in (run.checkpoints, run.videos):
-        with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_20$"):
+    hold_policy(run.best)
+    for folder in (run.path, run.best, run.videos, run.checkpoints):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(BadValue, match=rf"has no checkpoint to resume from .* --policy {folder}$"):
             find_resume_point(str(folder))
 
 
-def test_a_run_of_another_command_names_it_and_a_policy_that_is_there(run: RunFolder) -> None:
-    named = r"is a run of zoo\.train: go on with python -m zoo\.train -i \S+"
-    with pytest.raises(BadValue, match=f"{named}$"):
-        find_resume_point(str(run.path), FINETUNING)
-    hold_policy(run.checkpoint(20))
-    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+step_20$"):
-        find_resume_point(str(run.path), FINETUNING)
-    hold_policy(run.best)
-    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+best$"):
-        find_resume_point(str(run.path), FINETUNING)
+def test_a_run_of_another_command_names_it(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaced = run.path.rename(tmp_path / "my run")
+    with pytest.raises(BadValue, match=rf"is a run of zoo\.train: .* -i '{spaced}', .* --policy '{spaced}'$"):
+        find_resume_point(str(spaced), FINETUNING)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadValue, match=r"is a run of zoo\.sft"):
+        find_resume_point("agents/sft/MetaWorld-reach")
 
 
 def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None:
-    with pytest.raises(BadValue, match="no policy yet"):
+    with pytest.raises(BadValue, match="holds no policy"):
         policy_folder(str(run.path))
     for step in (5, 30):
         run.checkpoint(step).mkdir(parents=True)
@@ -135,9 +95,7 @@ def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None
 
 def test_a_folder_of_a_run_that_lost_its_policy_is_not_replaced_by_another(run: RunFolder) -> None:
     run.checkpoint(5).mkdir(parents=True)
-    for folder in (run.checkpoint(5), run.checkpoints):
-        with pytest.raises(BadValue, match=r"' holds no policy: it lacks config\.json$"):
-            policy_folder(str(folder))
     hold_policy(run.best)
-    with pytest.raises(BadValue, match=r"step_5' holds no policy: .* -i \S+, for the policy in \S+/best$"):
-        policy_folder(str(run.checkpoint(5)))
+    for folder in (run.checkpoint(5), run.checkpoints):
+        with pytest.raises(BadValue, match="holds no policy"):
+            policy_folder(str(folder))
