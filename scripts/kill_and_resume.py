@@ -318,15 +318,6 @@ def _import_all() -> None:
     import torch
     import torch.utils.tensorboard
 
-    import zoo.collect
-    import zoo.demonstrations.lerobot_writer
-    import zoo.demonstrations.policy_recorder
-    import zoo.runs.report_page
-    import zoo.sft
-    import zoo.train
-    import zoo.training.sft_trainer
-    import zoo.training.train  # noqa: F401
-
     torch.set_num_threads(1)
 
 

@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if point is None:
         fetch_start_weights(config)
-    from zoo.training.train import set_up
+    from zoo.training.rl_trainer import set_up
 
     with ExitStack() as cleanup:
         run = set_up(_job_of(args, config, point, argv), plan, cleanup).train()

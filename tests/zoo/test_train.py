@@ -346,7 +346,7 @@ def test_a_run_that_another_process_went_on_with_is_not_trained_from_its_past(
         load_checkpoint(model, folder)
         folder.rename(folder.parent / "step_64")  # the other process is done before this one takes the lock
 
-    monkeypatch.setattr("zoo.training.train.load_checkpoint", load)
+    monkeypatch.setattr("zoo.training.rl_trainer.load_checkpoint", load)
     assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
     assert "another process went on with" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_gym.specs import Benchmark, Task
@@ -16,7 +16,6 @@ from zoo.evaluation.statistics import (
     mean_of_rates,
     overall_rate,
     rate_values,
-    rates_by_group,
     rates_by_suite,
     rates_by_task,
 )
@@ -25,35 +24,19 @@ _LABEL_WIDTH = 60
 _MOST_ROWS = 40
 
 
-def evaluation_table(
-    episodes: Sequence[EpisodeRecord],
-    tasks: Sequence[Task],
-    protocol_line: str,
-    groups: Mapping[str, Collection[int]] | None = None,
-) -> str:
-    """The table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval.
-
-    `groups` (label -> indices of tasks) puts the tasks under headings, each with its own rate.
-    """
+def evaluation_table(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task], protocol_line: str) -> str:
+    """Return the table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
     by_task, suites = rates_by_task(episodes, tasks), rates_by_suite(episodes, tasks)
-    by_group = rates_by_group(episodes, groups or {})
     shown = by_task[:_MOST_ROWS]
     labels = [_shorten(rate.label) for rate in shown]
-    others = (*(rate.label for rate in (*suites, *by_group)), "task-weighted mean")
+    others = (*(rate.label for rate in suites), "task-weighted mean")
     width = max(len(label) for label in (*labels, *others))
     lines = [f"success    95 % interval      k/n    {'task':<{width}}"]
-    tried = sorted({episode.task_id for episode in episodes})
-    for group in by_group:
-        lines.append(f"{group.label}:")
-        inside = (groups or {})[group.label]
-        lines += [_row(rate, label) for rate, label, i in zip(shown, labels, tried, strict=False) if i in inside]
-    if not by_group:
-        lines += [_row(rate, label) for rate, label in zip(shown, labels, strict=True)]
+    lines += [_row(rate, label) for rate, label in zip(shown, labels, strict=True)]
     if len(by_task) > len(shown):
         lines.append(f"... and {len(by_task) - len(shown)} tasks more (all of them are in the JSON file)")
     rule = "-" * (35 + width)
     lines.append(rule)
-    lines += [_row(rate, rate.label) for rate in by_group]
     if len(suites) > 1:
         lines += [_row(rate, rate.label) for rate in suites]
     lines.append(_row(overall_rate(episodes), "all episodes"))

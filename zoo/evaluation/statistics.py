@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,12 +87,6 @@ def rates_by_task(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> l
     """One rate per task that was tried, in task order."""
     tried = sorted({episode.task_id for episode in episodes})
     return [_rate(tasks[i].name, [e for e in episodes if e.task_id == i]) for i in tried]
-
-
-def rates_by_group(episodes: Sequence[EpisodeRecord], groups: Mapping[str, Collection[int]]) -> list[Rate]:
-    """One rate per group (label -> task indices) that was tried, in their order."""
-    parts = {label: [e for e in episodes if e.task_id in tasks] for label, tasks in groups.items()}
-    return [_rate(label, part) for label, part in parts.items() if part]
 
 
 def rates_by_suite(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> list[Rate]:

@@ -1,16 +1,19 @@
-"""The trainer of PPO and GRPO."""
+"""A run of PPO or GRPO on this process: its set-up, and its trainer."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
-from vla_gym import VLAVectorEnv
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.config.batch_plan import benchmark_of
+from zoo.distributed.process_group import check_same_weights
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
 from zoo.runs.folder import RunFolder, longer
@@ -20,14 +23,25 @@ from zoo.runs.monitor import MonitorFile
 from zoo.runs.progress import Progress
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
+from zoo.training.checkpoint import load_checkpoint
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
-from zoo.training.run_plan import RunPlan, TrainJob
+from zoo.training.run_plan import RunPlan, TrainJob, log_plan
+from zoo.training.setup import join_run, make_envs, make_model, open_run_folder, run_log, training_share
 from zoo.training.trainer import Trainer
 from zoo.training.video import EPISODES, TrainingVideo, write_video
 
 _logger = logging.getLogger(__name__)
 _MOST_ADVISED = 1000
 """Start states that an evaluation of all is advised for."""
+_FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, 2 to 10 s each)"}
+"""Extra -> what its simulators do once."""
+
+
+class SupportingRank(Protocol):
+    """The part in the run of a process that does not learn."""
+
+    def train(self) -> None:
+        """Simulate or decide until the ranks that learn have ended."""
 
 
 class RLTrainer(Trainer):
@@ -38,14 +52,12 @@ class RLTrainer(Trainer):
     _monitor: MonitorFile
     """Training episodes; of the rank that writes."""
 
-    def __init__(
-        self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm, envs: VLAVectorEnv, run: RunFolder
-    ) -> None:
+    def __init__(self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm, run: RunFolder) -> None:
         config, done, rollout = job.config, model.num_timesteps, plan.batch.simulator_steps
         super().__init__(
             job,
             model,
-            envs,
+            model.envs,
             run,
             CheckpointCallback(run.path, save_freq=config.save_freq),
             planned_steps=done + -(-(config.n_timesteps - done) // rollout) * rollout,
@@ -138,3 +150,36 @@ class RLTrainer(Trainer):
         if (report := report_of(self.run)) is not None:
             lines.append(f"report      {report}   (open it in a browser)")
         return "\n".join(lines)
+
+
+def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | SupportingRank:
+    """Meet the run's other processes and return this one's part of the run, whose parts `cleanup` ends.
+
+    A user's mistake that shows only here leaves no run folder behind.
+    """
+    job, process_group, device = join_run(job)
+    # Machines differ in cores and GPUs: the first rank that decides chooses the stages for all.
+    plan = replace(plan, config=job.config).with_stages(accelerator=device.type != "cpu")
+    stages = process_group.all_gather_object(plan.batch.num_stages)[plan.placement.rollout[0]]
+    plan = replace(plan, batch=replace(plan.batch, num_stages=stages))
+    cleanup.enter_context(run_log(writes=process_group.rank == plan.placement.actor[0]))
+    log_plan(plan, job.resume)
+    if plan.placement.everywhere:
+        config, benchmark = plan.config, benchmark_of(plan.config)
+        where = f"{plan.num_workers} processes" if plan.num_workers else "this process"
+        wait = _FIRST_TIME.get(benchmark.extra or "", "")
+        _logger.info(f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}")
+        envs = make_envs(config, cleanup, pipeline_stages=stages, **training_share(config, process_group))
+        model = make_model(config, envs, device, process_group, weights=job.checkpoint)
+        check_same_weights(model.policy, process_group)
+    else:
+        from zoo.training.roles import set_up_roles
+
+        part = set_up_roles(job, plan, process_group, device, cleanup)
+        if not isinstance(part, VLAOnPolicyAlgorithm):
+            return part
+        model = part
+    if job.checkpoint is not None:
+        load_checkpoint(model, job.checkpoint)
+    run = open_run_folder(job, model.envs, model.process_group, cleanup)
+    return RLTrainer(job, plan, model, run)

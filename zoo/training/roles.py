@@ -26,11 +26,9 @@ from zoo.distributed.placement import Placement
 from zoo.distributed.process_group import ProcessGroup, check_same_weights
 from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.training.callbacks import StopSignals
-from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
-from zoo.training.rl_trainer import RLTrainer
-from zoo.training.run_plan import RunPlan, TrainJob, log_plan
-from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, open_run_folder, run_log, training_share
+from zoo.training.run_plan import RunPlan, TrainJob
+from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, training_share
 
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"
@@ -39,11 +37,12 @@ _OUTSIDE = "192.0.2.1"
 
 def set_up_roles(
     job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device, cleanup: ExitStack
-) -> RLTrainer | SupportingRank:
-    """As `zoo.training.train.set_up`; the first actor rank writes. Every rank of the run must call it."""
+) -> VLAOnPolicyAlgorithm | CollectingRank:
+    """Build this rank's part of the run: its learner, or what it does for those of other ranks.
+
+    Every rank of the run must call it.
+    """
     config, placement, number = plan.config, plan.placement, process_group.rank
-    cleanup.enter_context(run_log(writes=number == placement.actor[0]))
-    log_plan(plan, job.resume)
     channel = Channel(process_group.host_group)
     # All ranks make both groups, members or not.
     rollouts, actors = (process_group.subgroup(ranks) for ranks in (placement.rollout, placement.actor))
@@ -53,9 +52,9 @@ def set_up_roles(
     cleanup.push(lambda kind, *_: servers.join() if kind is None else None)
     servers.start(lambda: _served_envs(plan))
 
-    def model_of(group: ProcessGroup, **options: Any) -> tuple[VLAOnPolicyAlgorithm, VLAVectorEnv]:
+    def model_of(group: ProcessGroup, **options: Any) -> VLAOnPolicyAlgorithm:
         envs = make_envs(config, cleanup, **training_share(config, group), **options)
-        return make_model(config, envs, device, group, weights=job.checkpoint), envs
+        return make_model(config, envs, device, group, weights=job.checkpoint)
 
     def weights_of(model: VLAOnPolicyAlgorithm) -> WeightSync | None:
         return None if sync is None else WeightSync(model.policy, placement.actor[0], *sync)
@@ -64,21 +63,19 @@ def set_up_roles(
         memory = sub_env_setup(benchmark, env_config).memory
         return RemotePool(memory, servers.connect(placement, number), num_stages=env_config.pipeline_stages)
 
-    learner = worker = envs = None
+    learner = worker = None
     if actors is not None:
-        learner, envs = model_of(actors, pool=_absent_pool)
+        learner = model_of(actors, pool=_absent_pool)
     if rollouts is not None:
         pool = {"pool": remote_pool} if placement.remote_envs else {}
-        model, _ = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
+        model = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
         if learner is not None:
             model.policy = learner.policy
         worker = RolloutWorker(model, placement, number, channel, config.num_envs, weights=weights_of(model))
     holder = learner or worker
     check_same_weights(None if holder is None else holder.policy, process_group)
-    if learner is None or envs is None or actors is None:
-        return SupportingRank(worker, cleanup)
-    if job.checkpoint is not None:
-        load_checkpoint(learner, job.checkpoint)
+    if learner is None:
+        return CollectingRank(worker, cleanup)
     source = RemoteRollouts(
         learner,
         placement,
@@ -91,12 +88,11 @@ def set_up_roles(
     )
     learner.set_rollout_source(source)
     cleanup.push(lambda kind, *_: source.close() if kind in (None, KeyboardInterrupt) else None)
-    run = open_run_folder(job, envs, actors, cleanup)
-    return RLTrainer(job, plan, learner, envs, run)
+    return learner
 
 
-class SupportingRank:
-    """A rank that does not learn."""
+class CollectingRank:
+    """A rank that decides or simulates and does not learn."""
 
     def __init__(self, worker: RolloutWorker | None, cleanup: ExitStack) -> None:
         self._worker = worker

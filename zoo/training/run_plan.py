@@ -20,11 +20,9 @@ from zoo.config.memory_plan import GIB, ROLES, Rank, need_lines, needs, total
 from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
-from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.shipped_agents import agents_for
-from zoo.runs.trained_tasks import trained_before
 
 _logger = logging.getLogger(__name__)
 
@@ -138,8 +136,11 @@ def check_startable(plan: RunPlan) -> None:
     check_device(config.device)
     check_quantization(config, sharded=fsdp_requested())
     check_network(config)
-    for folder in config.algorithm.bc_folders:
-        check_dataset(folder)
+    if config.algorithm.bc_folders:
+        from zoo.demonstrations.lerobot_reader import check_dataset
+
+        for folder in config.algorithm.bc_folders:
+            check_dataset(folder)
 
 
 def _num_workers(config: RunConfig, num_envs: int) -> int:
@@ -226,8 +227,6 @@ def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[s
         )
     if batch.num_stages > 1:
         lines.append(f"stages       {batch.num_stages} x {batch.envs_per_stage} envs of each rank")
-    for known in list(trained_before(config.policy, tasks).values())[:1]:
-        lines.append(f"knows        the policy was trained on {len(known)} of the {len(tasks)} tasks before")
     if resume is not None:
         where = "in place" if resume.in_place else "in a new run folder"
         lines.append(f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}")

@@ -19,13 +19,11 @@ from zoo.config.batch_plan import evaluated_benchmark
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
-from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
 from zoo.runs.loggers import JsonLines, TensorBoard, start_trackers
 from zoo.runs.monitor import EvaluationFile
 from zoo.runs.progress import Progress
-from zoo.runs.trained_tasks import trained_before
 from zoo.training.callbacks import BestPolicy, CheckpointCallback, EvaluationCallback, Stopped, StopSignals
 from zoo.training.evaluation import Evaluator, sampling_by
 from zoo.training.run_plan import TrainJob
@@ -235,7 +233,6 @@ class Trainer:
                 "evaluation": {**evaluation.to_json(), "actions": self._actions, "seed": self.config.seed},
             },
             num_timesteps=self.model.num_timesteps,
-            groups=[rate_values(rate) for rate in rates_by_group(episodes, self._groups(episodes))],
             **facts,
             deterministic=not evaluation.sample,
             rounds=evaluation.rounds,
@@ -245,14 +242,7 @@ class Trainer:
 
     def table(self, episodes: Sequence[EpisodeRecord]) -> str:
         """Return the table of an evaluation."""
-        line = self._protocol_line(episodes)
-        return evaluation_table(episodes, self.evaluated.tasks, line, self._groups(episodes))
-
-    def _groups(self, episodes: Sequence[EpisodeRecord]) -> dict[str, list[int]]:
-        """Tasks that the run's first policy was trained on before, and others, where both were evaluated."""
-        groups = trained_before(self.config.policy, self.evaluated.tasks)
-        both = all(any(episode.task_id in tasks for episode in episodes) for tasks in groups.values())
-        return groups if both else {}
+        return evaluation_table(episodes, self.evaluated.tasks, self._protocol_line(episodes))
 
     def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
         return protocol_line(

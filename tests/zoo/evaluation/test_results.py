@@ -108,14 +108,3 @@ def test_the_protocol_line_tells_rounds_from_start_states() -> None:
     once = line_of(EPISODES)
     assert once.startswith("E, 3 episodes = 3 of 6 start states on 2 of 2 tasks, ")
     assert "rounds" not in once
-
-
-def test_groups_of_tasks_have_headings_and_rates_of_their_own() -> None:
-    groups = {"new": [1], "never tried": [2], "known": [0]}
-    lines = evaluation_table(EPISODES, [*TASKS, task("c", suite="two")], "p", groups).splitlines()
-    assert lines[1] == "new:"
-    assert lines[2].split()[-2:] == ["0/1", "b"]
-    assert lines[3] == "known:"
-    assert lines[4].split()[-2:] == ["1/2", "a"]
-    assert [line.split()[-2:] for line in lines[6:8]] == [["0/1", "new"], ["1/2", "known"]]
-    assert not any("never tried" in line for line in lines)
