@@ -41,7 +41,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """What random numbers decide in a network's actions."""
+    """Which parts of a network's actions are random."""
 
     sampled: bool = True
     """Whether actions can be sampled at all."""
@@ -145,7 +145,7 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
-        """What stands in for the `config.json` that a published folder lacks; None where its weights are of no such
+        """Settings in place of the `config.json` that a published folder lacks; None where its weights are of no such
         network."""
         return None
 
@@ -228,7 +228,7 @@ class Backbone(nn.Module, ABC):
         """Parameters of the value head, which may have a learning rate of their own."""
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of `value_parameters` that no action depends on: they may train while the policy stays fixed."""
+        """Return the `value_parameters` on which no action depends: they may train while the policy stays fixed."""
         return self.value_parameters()
 
     @property
@@ -255,7 +255,7 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     def draws(cls, model: Mapping[str, Any]) -> Draws:
-        """What random numbers decide; `model` is that of a `Header`, or the `backbone_kwargs` of fresh weights."""
+        """Which parts are random; `model` is that of a `Header`, or the `backbone_kwargs` of fresh weights."""
         return Draws()
 
     @abstractmethod

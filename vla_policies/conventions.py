@@ -36,15 +36,13 @@ class Conventions:
     """Action convention; None = learned from scratch, takes the environment's."""
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "chunk", "action_dim"):
-            if getattr(self, name) < 1:
-                raise BadValue(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.state_dim < 0:
-            raise BadValue(f"state_dim must be >= 0, got {self.state_dim}")
-        if not self.cameras or any(key not in CAMERA_KEYS for key in self.cameras):
-            raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
-        if len(set(self.cameras)) < len(self.cameras):
-            raise BadValue(f"cameras must be named once each, got {list(self.cameras)}")
+        if min(self.image_size, self.chunk, self.action_dim) < 1 or self.state_dim < 0:
+            raise BadValue(
+                "image_size, chunk and action_dim must be >= 1 and state_dim >= 0, got "
+                f"{self.image_size}, {self.chunk}, {self.action_dim} and {self.state_dim}"
+            )
+        if not self.cameras or not set(self.cameras) <= set(CAMERA_KEYS) or len(set(self.cameras)) < len(self.cameras):
+            raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, once each, got {list(self.cameras)}")
 
     def observation_space(self) -> spaces.Dict:
         """The policy's observations in the layout of `as_sb3()`."""
@@ -77,13 +75,11 @@ def conventions_of(
 
     Image spaces may be `[H, W, 3]` or, behind SB3's `VecTransposeImage`, `[3, H, W]`.
     """
-    if not isinstance(observation_space, spaces.Dict) or "image" not in observation_space.spaces:
+    if not isinstance(observation_space, spaces.Dict) or not {"image", "instruction"} <= observation_space.keys():
         raise BadValue(
             "VLAPolicy needs a Dict observation with 'image' and 'instruction' (optionally 'wrist_image', "
             f"'state'), as `vla_gym.make_vec(...).as_sb3()` gives it; got {observation_space}"
         )
-    if "instruction" not in observation_space.spaces:
-        raise BadValue(f"the observation has no 'instruction'; its keys are {sorted(observation_space.spaces)}")
     parts = observation_space.spaces
     state_shape = parts["state"].shape if "state" in parts else (0,)
     chunk, action_dim = chunk_shape(action_space)
@@ -99,13 +95,16 @@ def conventions_of(
 
 def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
     """(K, A) of a `Box` `[K, A]`, or (1, A) of `[A]`; anything but [-1, 1] raises."""
-    if not isinstance(action_space, spaces.Box) or len(action_space.shape) not in (1, 2):
+    if (
+        not isinstance(action_space, spaces.Box)
+        or len(action_space.shape) not in (1, 2)
+        or np.any(action_space.low != -1.0)
+        or np.any(action_space.high != 1.0)
+    ):
         raise BadValue(
             f"VLAPolicy needs a Box action space [chunk, action_dim] in [-1, 1], got {action_space}; a vector "
             "environment has it as envs.as_sb3().action_space"
         )
-    if np.any(action_space.low != -1.0) or np.any(action_space.high != 1.0):
-        raise BadValue(f"VLAPolicy's actions are in [-1, 1]; the environment's space is {action_space}")
     shape = action_space.shape
     return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
 

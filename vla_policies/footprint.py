@@ -120,14 +120,12 @@ class Footprint:
 
     @cached_property
     def _record(self) -> Mapping[str, Tensor]:
-        """What the rollout keeps of one decision."""
         inputs, length = self._inputs(1)
         with torch.no_grad(), fused_attention(), Meter(scalar=length):
             return self.backbone.act(_copy(inputs), Sampling(), deterministic=False).record
 
     @cached_property
     def _one(self) -> PolicyInputs:
-        """Inputs of one observation, as the family prepares it."""
         conventions = self.backbone.conventions
         image = torch.zeros(1, conventions.image_size, conventions.image_size, 3, dtype=torch.uint8)
         obs = dict.fromkeys(conventions.cameras, image)
@@ -237,10 +235,8 @@ def _repeated(x: Tensor, batch: int) -> Tensor:
 
 
 def _copy(inputs: PolicyInputs) -> PolicyInputs:
-    """Inputs whose pixels the meter sees come and go."""
     return replace(inputs, pixels_BMCHW=torch.empty_like(inputs.pixels_BMCHW))
 
 
 def _bytes(tensors: list[Tensor] | list[nn.Parameter]) -> int:
-    """Bytes of different storages."""
     return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from emulated_device import DEVICE, EmulatedTensor, watch
@@ -17,92 +18,44 @@ def numbers() -> Tensor:
     return upload(torch.arange(6.0).view(2, 3), torch.device(DEVICE))
 
 
-def mixed_devices() -> Tensor:
-    return numbers() + torch.ones(3)
-
-
-def a_mask_left_on_the_cpu() -> Tensor:
-    return torch.where(torch.ones(2, 3, dtype=torch.bool), numbers(), 0.0)
-
-
-def a_weight_left_on_the_cpu() -> Tensor:
-    return functional.linear(numbers(), torch.ones(4, 3))
-
-
-def a_gather_by_an_index_of_the_cpu() -> Tensor:
-    return numbers().gather(1, torch.zeros(2, 1, dtype=torch.int64))
-
-
-def an_attention_mask_left_on_the_cpu() -> Tensor:
-    query = torch.ones(1, 1, 2, 4, device=DEVICE)
-    return functional.scaled_dot_product_attention(query, query, query, torch.ones(2, 2, dtype=torch.bool))
-
-
-def a_table_indexed_from_the_device() -> Tensor:
-    return torch.arange(6.0)[torch.zeros(2, dtype=torch.int64, device=DEVICE)]
-
-
-def numpy_of_a_device_tensor() -> object:
-    return numbers().numpy()
-
-
-def a_generator_of_the_cpu() -> Tensor:
-    return torch.randn(3, generator=torch.Generator().manual_seed(0), device=DEVICE)
-
-
-def a_hidden_item() -> object:
-    return numbers().sum().item()
-
-
-def a_hidden_branch() -> object:
-    return 1 if (numbers() > 0).all() else 0
-
-
-def a_hidden_list() -> object:
-    return numbers().tolist()
-
-
-def a_hidden_download() -> object:
-    return numbers().cpu()
-
-
-def a_boolean_index() -> Tensor:
-    x = numbers()
+def indexed(x: Tensor) -> Tensor:
     return x[x > 2]
 
 
-def a_nonzero() -> Tensor:
-    return numbers().nonzero()
-
-
-def an_upload_in_a_loop() -> Tensor:
+def uploads_in_a_loop() -> Tensor:
     x = numbers()
     for _ in range(3):
         x = x + torch.ones(3).to(DEVICE)
     return x
 
 
-def an_index_of_the_cpu() -> Tensor:
-    return numbers()[torch.tensor([0])]
-
-
-def an_upload_of_pinned_numbers() -> Tensor:
-    return numbers() + upload(torch.ones(3), torch.device(DEVICE))
-
-
-REFUSED = (
-    mixed_devices, a_mask_left_on_the_cpu, a_weight_left_on_the_cpu, a_gather_by_an_index_of_the_cpu,
-    an_attention_mask_left_on_the_cpu, a_table_indexed_from_the_device, numpy_of_a_device_tensor,
-    a_generator_of_the_cpu,
-)  # fmt: skip
-WAITED_FOR = (a_hidden_item, a_hidden_branch, a_hidden_list, a_hidden_download, a_boolean_index, a_nonzero)
-UPLOADED = {an_upload_in_a_loop: 3, an_index_of_the_cpu: 1, an_upload_of_pinned_numbers: 1}
+REFUSED: dict[str, Callable[[], object]] = {
+    "mixed devices": lambda: numbers() + torch.ones(3),
+    "a mask left on the CPU": lambda: torch.where(torch.ones(2, 3, dtype=torch.bool), numbers(), 0.0),
+    "a weight left on the CPU": lambda: functional.linear(numbers(), torch.ones(4, 3)),
+    "a gather by an index of the CPU": lambda: numbers().gather(1, torch.zeros(2, 1, dtype=torch.int64)),
+    "a table indexed from the device": lambda: torch.arange(6.0)[torch.zeros(2, dtype=torch.int64, device=DEVICE)],
+    "NumPy of a tensor of the device": lambda: numbers().numpy(),
+}
+WAITED_FOR: dict[str, Callable[[], object]] = {
+    "item": lambda: numbers().sum().item(),
+    "branch": lambda: 1 if (numbers() > 0).all() else 0,
+    "list": lambda: numbers().tolist(),
+    "download": lambda: numbers().cpu(),
+    "boolean index": lambda: indexed(numbers()),
+}
+UPLOADED: dict[str, tuple[int, Callable[[], object]]] = {
+    "in a loop": (3, uploads_in_a_loop),
+    "an index of the CPU": (1, lambda: numbers()[torch.tensor([0])]),
+    "of pinned numbers": (1, lambda: numbers() + upload(torch.ones(3), torch.device(DEVICE))),
+}
+FAULTS = {**REFUSED, **WAITED_FOR, **{name: run for name, (_, run) in UPLOADED.items()}}
 
 
 def refusal(name: str) -> str:
     """The message with which the device refuses a fault; "" where it does not."""
     try:
-        globals()[name]()
+        FAULTS[name]()
     except (RuntimeError, TypeError) as error:
         return str(error)
     return ""
@@ -113,7 +66,7 @@ def found(name: str) -> tuple[Counter[str], int]:
     with watch() as own:
         numbers()
     with watch() as counts:
-        globals()[name]()
+        FAULTS[name]()
     return counts.waits - own.waits, counts.uploads.total() - own.uploads.total()
 
 

@@ -26,12 +26,12 @@ BUDGETS = {
 """Two layers deep, two observations; tokens' adapters of rank 4 (OpenVLA), two cameras and four steps (pi0)."""
 
 
-@pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.REFUSED])
+@pytest.mark.parametrize("fault", planted_faults.REFUSED)
 def test_what_cuda_refuses_is_refused(on_device: Run, fault: str) -> None:
     assert on_device(planted_faults.refusal, fault)
 
 
-@pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.WAITED_FOR])
+@pytest.mark.parametrize("fault", planted_faults.WAITED_FOR)
 def test_a_wait_is_found_at_its_place(on_device: Run, fault: str) -> None:
     waits, uploads = on_device(planted_faults.found, fault)
     (place,) = waits
@@ -39,7 +39,7 @@ def test_a_wait_is_found_at_its_place(on_device: Run, fault: str) -> None:
     assert (waits.total(), uploads) == (1, 0)
 
 
-@pytest.mark.parametrize(("fault", "uploads"), [(fault.__name__, n) for fault, n in planted_faults.UPLOADED.items()])
+@pytest.mark.parametrize(("fault", "uploads"), [(name, one[0]) for name, one in planted_faults.UPLOADED.items()])
 def test_uploads_are_counted_and_waited_for_unless_pinned(on_device: Run, fault: str, uploads: int) -> None:
     waits, counted = on_device(planted_faults.found, fault)
     assert counted == uploads

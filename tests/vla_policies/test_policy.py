@@ -24,20 +24,6 @@ def shift(policy: VLAPolicy) -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.6}, {"temperature": 0.7, "top_k": 20}])
-def test_the_ratio_is_exactly_one_on_fresh_data(make_policy: MakePolicy, make_obs: MakeObs, settings: dict) -> None:
-    policy = make_policy(**settings)
-    shift(policy)
-    obs = make_obs(6)
-    sample = policy.act(obs)
-    policy.set_training_mode(True)
-    result = policy.evaluate(obs, sample.record)
-    assert torch.equal((result.logprob_BKA - sample.logprob_BKA).exp(), torch.ones(6, 2, 4))
-    assert torch.equal(result.value_B, sample.value_B)
-    assert result.logprob_BKA.requires_grad
-    assert not sample.logprob_BKA.requires_grad
-
-
 def test_temperature_reaches_the_distribution(make_policy: MakePolicy, make_obs: MakeObs) -> None:
     cold, hot = make_policy(temperature=0.5), make_policy(temperature=2.0)
     obs = make_obs(2)
@@ -132,17 +118,6 @@ def test_training_mode_reaches_the_backbone(policy: VLAPolicy) -> None:
     assert not policy.backbone.training
     policy.set_training_mode(True)
     assert policy.backbone.training
-
-
-def test_sb3s_own_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path) -> None:
-    policy = make_policy(temperature=1.3, backbone_kwargs={"size": "tiny", "cameras": ["image"], "use_state": False})
-    shift(policy)
-    policy.save(str(tmp_path / "policy.pth"))
-    loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
-    assert loaded.conventions == policy.conventions
-    assert loaded.sampling == policy.sampling
-    obs = make_obs(3)
-    assert torch.equal(loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV)
 
 
 def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ def fuse(module: nn.Module) -> None:
 
 
 def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Weights in `dtype`, one below the other."""
     cast = [weight.to(dtype) for weight in weights]
     return cast[0] if len(cast) == 1 else torch.cat(cast)
 

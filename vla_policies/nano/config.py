@@ -59,7 +59,7 @@ class NanoConfig:
     cannot spoil a policy trained on demonstrations."""
     eye: Eye = "shallow"
     """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
-    residual block; twice the work. "contrast": as deep, with instance normalisation of pictures and of the points'
+    residual block; twice the work. "contrast": as deep, with instance normalisation of images and of the points'
     maps, so that small and dark things are found, and found sooner; a quarter more work."""
     privileged_dim: int = 0
     """Numbers of the privileged vector that a head predicts from the points while fine-tuning (`Benchmark.places`);

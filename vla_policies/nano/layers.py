@@ -154,7 +154,7 @@ class DeepVisionStem(VisionStem):
 
 
 class ContrastVisionStem(DeepVisionStem):
-    """As `DeepVisionStem`, but each picture's colours and each point's scores are standardised over the picture.
+    """As `DeepVisionStem`, but each image's colours and each point's scores are standardised over the image.
 
     Bare scores are so alike at first that all points stay in the middle, and learning may leave them there: a puck
     of 4 dark pixels on dark wood is not found in 900 updates, and in 300 of these. Instance
@@ -169,7 +169,7 @@ class ContrastVisionStem(DeepVisionStem):
 
 
 class PrivilegedHead(nn.Module):
-    """Features of the pictures to numbers of the simulator's privileged vector, in deviations of the demonstrations."""
+    """Features of the images to numbers of the simulator's privileged vector, in deviations of the demonstrations."""
 
     mean_P: Tensor
     std_P: Tensor

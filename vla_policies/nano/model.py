@@ -39,7 +39,7 @@ from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import PolicyInputs
 
 KEPT_BYTES = GIB
-"""Of encodings, at most, where the encoder is not trained; one of a picture of `tiny` has 28 KB."""
+"""Of encodings, at most, where the encoder is not trained; one of an image of `tiny` has 28 KB."""
 
 STEMS: Mapping[Eye, type[VisionStem]] = {
     "shallow": VisionStem,
@@ -53,7 +53,7 @@ class Encoding:
     """B encoded observations."""
 
     context_BLD: Tensor
-    """Tokens of sentence, pictures and state after the blocks."""
+    """Tokens of sentence, images and state after the blocks."""
     text_mask_BL: Tensor
     """True where a word is real, on the CPU; the words are the first tokens of the context."""
     points_BD: Tensor
@@ -196,7 +196,6 @@ class NanoTrunk(Backbone):
         return Encoding(context_BLD, text_mask_BL, points_BD, places_BD)
 
     def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-        """The mean word, normalised, `[B, width]`."""
         weight = upload(mask_BL[..., None].to(words_BLD.dtype), words_BLD.device)
         sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
         return sentence_BD
@@ -299,7 +298,6 @@ def _without_empty_columns(inputs: PolicyInputs) -> PolicyInputs:
 
 
 def _at(inputs: PolicyInputs, places: list[int]) -> PolicyInputs:
-    """The observations at `places` alone."""
     return PolicyInputs(
         pixels_BMCHW=inputs.pixels_BMCHW[places],
         text_BL=inputs.text_BL[places],

@@ -71,7 +71,7 @@ class OpenVLAFamily(LoraBackbone):
             if settings["dtype"] == "auto":
                 settings["dtype"] = stored_dtype(options["official"])
             return {**options, "settings": settings}
-        # How pictures and actions are written down makes no difference to the network's size.
+        # The layout of images and actions makes no difference to the network's size.
         left_out = ("action_dims", "camera_resize", "center_crop")
         found = {key: value for key, value in options.items() if key not in left_out}
         if found.get("dtype", "auto") == "auto":

@@ -56,10 +56,10 @@ _AAN = (
 
 
 _TO_YCC = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
-"""Luma, blueness and redness from red, green and blue, over 2^16."""
+"""Y, Cb and Cr from red, green and blue, over 2^16."""
 _TO_YCC_BIAS = (32768, (128 << 16) + 32767, (128 << 16) + 32767)
 _TO_RGB = ((0, 91881), (-22554, -46802), (116130, 0))
-"""What blueness and redness, less 128, add to luma in red, green and blue, over 2^16."""
+"""Contributions of Cb and Cr, less 128, to red, green and blue, over 2^16."""
 
 
 def jpeg_round_trip(image_BHWC: Tensor) -> Tensor:
@@ -83,7 +83,6 @@ def quantisation_table(name: str) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _constants(device: torch.device) -> dict[str, Tensor]:
-    """Every matrix and table, float64 on `device`."""
     shift = 2.0**-16
     to_rgb = _matrix(_TO_RGB) * shift
     products, sums = _inverse_matrices()
@@ -101,7 +100,7 @@ def _constants(device: torch.device) -> dict[str, Tensor]:
     for name in ("luma", "chroma"):
         table = quantisation_table(name)
         constants[f"{name}_step"] = (table << 3).double()
-        # What the fast inverse transform leaves out is part of its table.
+        # The factors that the fast inverse transform leaves out are part of its table.
         constants[f"{name}_scale"] = ((table * torch.tensor(_AAN, dtype=torch.int32) + (1 << 11)) >> 12).double()
     return {name: constant.to(device) for name, constant in constants.items()}
 
@@ -207,12 +206,10 @@ def _doubling(size: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _alternating(size: int, values: tuple[float, float], device: torch.device) -> Tensor:
-    """The two values in turn, float64 `[size]`."""
     return torch.tensor(values, dtype=torch.float64).repeat(-(-size // 2))[:size].to(device)
 
 
 def _extend(plane_BHW: Tensor, below: int, right: int) -> Tensor:
-    """Repeat the last row and column."""
     return functional.pad(plane_BHW, (0, right, 0, below), mode="replicate") if below or right else plane_BHW
 
 

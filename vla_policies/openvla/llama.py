@@ -110,7 +110,6 @@ class Layer(LlamaDecoderLayer):
 
 
 def _attended(own: KeyValue, earlier: KeyValue | None, room: tuple[Tensor, Tensor, int] | None) -> KeyValue:
-    """Keys and values of all tokens that the present ones may attend to."""
     if earlier is not None:
         return torch.cat([earlier[0], own[0]], dim=2), torch.cat([earlier[1], own[1]], dim=2)
     if room is None:

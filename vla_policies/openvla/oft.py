@@ -239,7 +239,6 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
 
 
 def _place_of(pattern: str, folders: Sequence[Path]) -> Path | None:
-    """The first of the folders with a file that matches."""
     return next((folder for folder in folders if any(folder.glob(pattern))), None)
 
 
@@ -255,10 +254,6 @@ def _modelling_code(folder: Path) -> str | None:
 
 
 def _warn_of_unread_heads(folders: Sequence[Path], settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Warn of heads in makers' folders that are left out although the user did not choose so.
-
-    They are off where a policy may be trained: RL needs tokens, and not every observation has a state.
-    """
     head, projector = _place_of(HEAD_FILES, folders), _place_of(PROJECTOR_FILES, folders)
     if "head" not in options and settings["head"] != "l1" and head:
         _warn(
@@ -275,7 +270,6 @@ def _warn_of_unread_heads(folders: Sequence[Path], settings: Mapping[str, Any], 
 
 @lru_cache
 def _warn(text: str) -> None:
-    """Log a text once per process."""
     _log.warning(text)
 
 

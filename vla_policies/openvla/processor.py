@@ -150,7 +150,6 @@ class OpenVLAProcessor:
 
 
 def _resized(image_BHWC: Tensor, fill: tuple[int, int, int] | None, size: int) -> Tensor:
-    """Float32 `[B, 3, size, size]` in [0, 1]."""
     image_BHWC = image_BHWC if fill is None else pad_to_square(image_BHWC, fill)
     return resize_bicubic(image_BHWC, size, size).permute(0, 3, 1, 2).float() / 255.0
 
@@ -184,7 +183,6 @@ def data_actions(action_AX: np.ndarray, config: OpenVLAConfig, spec: ActionSpec 
 
 
 def _opening_sign(spec: ActionSpec | None) -> float:
-    """The environment's number for an open gripper."""
     return -1.0 if spec is not None and spec.gripper == "plus_one_closes" else 1.0
 
 
@@ -208,7 +206,6 @@ def pixel_statistics(config: OpenVLAConfig, where: str) -> tuple[PixelStatistics
 
 
 def _action_normaliser(config: OpenVLAConfig, action_dim: int, where: str) -> Normaliser:
-    """Of the numbers that the environment takes."""
     whole, chosen = _normaliser(config, "action", config.numbers_of(action_dim), where), config.settings.action_dims
     if chosen is None:
         return whole

@@ -79,7 +79,6 @@ class Pi0Processor(FlowProcessor):
         return super().from_env(self._add_state(action_BKA, inputs, -1.0), inputs)
 
     def _add_state(self, action_BKA: Tensor, inputs: PolicyInputs, sign: float) -> Tensor:
-        """Actions with `sign` times the state added to their `delta_dims`."""
         dims = self.preprocessing.delta_dims
         if not dims:
             return action_BKA

@@ -157,7 +157,6 @@ def _crop_rows_on(size_in: int, size_out: int, device: torch.device) -> tuple[Te
 
 @lru_cache(maxsize=64)
 def _lanczos_taps(size_in: int, size_out: int, device: torch.device) -> Taps:
-    """Taps with float32 weights on `device`."""
     taps = antialiased_taps(size_in, size_out, lanczos3, 3.0)
     return Taps(taps.index.to(device), taps.weight.to(device, torch.float32))
 

@@ -133,7 +133,7 @@ class Statistics:
 
 
 def statistics_of_numbers(numbers: Mapping[str, Any]) -> Statistics:
-    """Those of the known statistics that `numbers`, lists by name, has."""
+    """Return the known statistics among `numbers`, lists by name."""
     names = [item.name for item in fields(Statistics)]
     return Statistics(**{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None})
 

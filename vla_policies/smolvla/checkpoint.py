@@ -167,7 +167,7 @@ def portable(config: SmolVLAConfig) -> SmolVLAConfig:
 def with_absent_cameras(own: SmolVLAConfig, num_cameras: int) -> SmolVLAConfig:
     """The config with the number of absent cameras whose brackets are read: those declared, `empty_cameras` at most."""
     empty = int(own.published["empty_cameras"])
-    absent = max(0, len(pictures_of(own.published)) + empty - num_cameras)
+    absent = max(0, len(camera_names(own.published)) + empty - num_cameras)
     return replace(own, network=replace(own.network, empty_blocks=min(absent, empty)))
 
 
@@ -223,17 +223,16 @@ def _write_vlm(folder: Path, config: SmolVLAConfig) -> str:
 
 
 def _published_values(config: SmolVLAConfig, conventions: Conventions) -> dict[str, Any]:
-    """lerobot's settings of this network for these observations and actions."""
     shape = config.network
     values = {**SETTINGS, **(config.published or settings_of(shape))}
-    pictures = {name: feature for name, feature in values["input_features"].items() if feature["type"] == "VISUAL"}
-    if not pictures:
+    images = {name: feature for name, feature in values["input_features"].items() if feature["type"] == "VISUAL"}
+    if not images:
         side = [3, shape.image_size, shape.image_size]
         names = [f"observation.images.camera{number + 1}" for number in range(len(conventions.cameras))]
-        pictures = {name: {"type": "VISUAL", "shape": side} for name in names}
+        images = {name: {"type": "VISUAL", "shape": side} for name in names}
     return {
         **values,
-        "input_features": {STATE: {"type": "STATE", "shape": [conventions.state_dim]}, **pictures},
+        "input_features": {STATE: {"type": "STATE", "shape": [conventions.state_dim]}, **images},
         "output_features": {ACTION: {"type": "ACTION", "shape": [conventions.action_dim]}},
         "chunk_size": shape.horizon,
         "n_action_steps": conventions.chunk,
@@ -244,7 +243,6 @@ def _published_values(config: SmolVLAConfig, conventions: Conventions) -> dict[s
 
 
 def _steps(values: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Steps of lerobot's pre- and postprocessor."""
     device = {"registry_name": "device_processor", "config": {"device": values["device"], "float_dtype": None}}
     tokenizer = {
         "max_length": values["tokenizer_max_length"],
@@ -381,11 +379,11 @@ def _picture_size(sides: Any, where: str) -> int | None:
     return int(sides[0])
 
 
-def pictures_of(values: Mapping[str, Any]) -> list[str]:
+def camera_names(values: Mapping[str, Any]) -> list[str]:
     """Names of the cameras in `config.json`, absent ones that are always filled in left out, main camera first."""
     features = values["input_features"]
-    pictures = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
-    return [name for name in pictures if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
+    images = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
+    return [name for name in images if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
 
 
 def settings_of(shape: NetworkShape) -> dict[str, Any]:

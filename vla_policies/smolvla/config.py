@@ -54,7 +54,7 @@ class NetworkShape(FlowShape):
     pixel_shuffle: int = 4
     """Side of the squares of patches that become one token."""
     picture_size: int | None = 512
-    """Side that pictures are resized to, padded above and on the left; None = they are taken as they are."""
+    """Side that images are resized to, padded above and on the left; None = they are taken as they are."""
     text: LlamaShape = field(default_factory=lambda: LlamaShape(width=960, mlp_dim=2560, depth=16))
     """The stream that reads images, text and state."""
     vocab_size: int = 49280
@@ -86,7 +86,7 @@ class NetworkShape(FlowShape):
 
     @property
     def image_size(self) -> int:
-        """Side of the pictures, pixels."""
+        """Side of the images, pixels."""
         return self.vision.image_size if self.picture_size is None else self.picture_size
 
     @property

@@ -127,7 +127,7 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         found = checkpoint.read_config(folder, config, request.unnorm_key, model.beside).with_options(options)
-        known = max(1, len(checkpoint.pictures_of(found.published)))
+        known = max(1, len(checkpoint.camera_names(found.published)))
         conventions = folder_conventions(found.published, found, request, cameras, known)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), to_json(found))
@@ -229,7 +229,6 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         self._reset_cache()
 
     def _freeze(self) -> None:
-        """Freeze what is not to be trained, and weights that nothing trained depends on."""
         network, learning = self.network, self.config.learning
         network.requires_grad_(True)
         network.vlm_with_expert["vlm"]["lm_head"].requires_grad_(False)  # type: ignore[index]

@@ -77,7 +77,6 @@ class LlamaLayer(nn.Module):
         return x_BQF.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _mix(self, x_BQD: Tensor, query: Tensor, keys: KeyValue, mask_B1QL: Tensor | None) -> Tensor:
-        """Attention, MLP and their residuals."""
         mixed = functional.scaled_dot_product_attention(
             query,
             for_every_head(keys.key_BCLF, query.shape[1]),
@@ -325,7 +324,7 @@ class SmolVLANetwork(ActionProjections):
 
 
 def initialise(network: SmolVLANetwork) -> None:
-    """Random weights whose layers keep the size of their input, so that words meet pictures from the first update on.
+    """Random weights whose layers keep the size of their input, so that words meet images from the first update on.
 
     torch's own make outputs of a third of it, and patches are hardly seen beside the places of the tower.
     """

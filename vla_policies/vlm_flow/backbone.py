@@ -220,7 +220,6 @@ class VLMFlowBackbone(FlowBackbone):
 
     @property
     def _prefix_is_frozen(self) -> bool:
-        """Whether nothing that encodes images and text is trained."""
         return self.learning.train_expert_only
 
     @property
@@ -234,5 +233,4 @@ class VLMFlowBackbone(FlowBackbone):
         return torch.bfloat16 if half else torch.float32
 
     def _reset_cache(self) -> None:
-        """Drop the prefixes of earlier weights."""
         self._prefixes = FeatureCache(self.kept_bytes) if self.kept_bytes else None

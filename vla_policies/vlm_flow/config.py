@@ -50,7 +50,7 @@ class FlowShape:
     @property
     @abstractmethod
     def image_size(self) -> int:
-        """Side of the pictures, pixels."""
+        """Side of the images, pixels."""
 
     @property
     @abstractmethod

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_policies.actions.noise import Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, TableBins, UniformBins, token_log_probs
 
@@ -126,13 +126,6 @@ def test_sb3_words_sum_over_the_chunk() -> None:
 def test_impossible_settings_raise(settings: dict[str, float]) -> None:
     with pytest.raises(BadValue, match="must be"):
         Sampling(**settings)  # type: ignore[arg-type]
-    with pytest.raises(UnknownName, match=r"'men'.*'mean'"):
-        Sampling(greedy="men")  # type: ignore[arg-type]
-
-
-def test_wrong_rank_raises() -> None:
-    with pytest.raises(ValueError, match="log-probs must be"):
-        ActionTokenDistribution(torch.zeros(2, 4), CODEC)
 
 
 def test_every_token_survives_float32_both_ways() -> None:
@@ -167,12 +160,6 @@ def test_other_ranges() -> None:
     assert torch.equal(codec.encode(codec.centres()), torch.arange(4))
 
 
-@pytest.mark.parametrize(("bins", "low", "high"), [(1, -1.0, 1.0), (8, 1.0, 1.0), (8, 2.0, -2.0)])
-def test_impossible_bins_raise(bins: int, low: float, high: float) -> None:
-    with pytest.raises(BadValue, match="low < high"):
-        UniformBins(bins, low, high)
-
-
 def test_a_table_tells_twins_apart_and_finds_every_token_again() -> None:
     # Dim 0: an ordinary row with equal ends; dim 1: a gripper that knows two numbers; dim 2: never moves.
     ordinary = np.linspace(0.9, -0.9, 256)
@@ -201,9 +188,3 @@ def test_of_twins_the_nearest_to_the_data_is_the_numbers_token() -> None:
     token = torch.arange(5)[:, None]
     assert torch.equal(1.0 - codec.decode(token)[:, 0].abs(), steps)
     assert torch.equal(codec.encode(codec.decode(token)), token)
-
-
-@pytest.mark.parametrize("value_AV", [np.zeros(4), np.full((1, 2), 1.5)])
-def test_an_impossible_table_raises(value_AV: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="value_AV"):
-        TableBins(value_AV)

@@ -59,70 +59,6 @@ def trained(folder: Path, observe: Observe, request: pytest.FixtureRequest) -> V
 BOTH = pytest.mark.parametrize("trained", ["openvla", "openvla-oft"], indirect=True)
 
 
-@FAMILIES
-def test_a_fresh_adapter_changes_nothing_and_trains_alone(folder: Path, observe: Observe, family: str) -> None:
-    plain = open_policy(folder, family=family)
-    policy = open_policy(folder, family=family, backbone_kwargs=LORA)
-    policy.backbone.value_head.load_state_dict(plain.backbone.value_head.state_dict())
-    assert torch.equal(logits(policy, observe(0)), logits(plain, observe(0)))
-    trainable = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert all(".lora_" in name or "value_head" in name for name in trainable)
-    assert sum(".lora_" in name for name in trainable) > 50
-    in_groups = sum(len(group["params"]) for group in policy.optimizer.param_groups)
-    assert in_groups == len(trainable)
-
-
-@FAMILIES
-def test_every_trainable_weight_gets_a_gradient(folder: Path, observe: Observe, family: str) -> None:
-    policy = open_policy(folder, family=family, backbone_kwargs=LORA)
-    result = policy.evaluate(observe(0), policy.act(observe(0)).record)
-    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
-    without = [n for n, p in policy.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == []
-
-
-@BOTH
-def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Observe, tmp_path: Path) -> None:
-    trained.save_adapter(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "manifest.json",
-        "dataset_statistics.json",
-        "value_head.safetensors",
-        "vla_zoo.json",
-    }
-    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert loaded.backbone.family == trained.backbone.family
-    assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
-
-
-@FAMILIES
-def test_fresh_weights_are_kept_apart_from_their_adapter(family: str, observe: Observe, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    policy = VLAPolicy.from_pretrained(family, backbone_kwargs={"size": "tiny", **LORA}, device="cpu")
-    before = {name: one.clone() for name, one in policy.backbone.network.state_dict().items() if ".lora_" not in name}
-    train_a_step(policy, observe(2))
-    train_a_step(policy, observe(2))
-    policy.save_trained(tmp_path / "first")
-    opened = VLAPolicy.from_pretrained(tmp_path / "first", device="cpu")
-    opened.save_trained(tmp_path / "second")  # as a run does that went on, its first folder gone
-    (tmp_path / "first").rename(tmp_path / "elsewhere")
-    again = VLAPolicy.from_pretrained(tmp_path / "second", device="cpu")
-    for one in (opened, again):
-        assert torch.equal(logits(one, observe(2)), logits(policy, observe(2)))
-        sizes = [[tuple(p.shape) for p in group["params"]] for group in one.optimizer.param_groups]
-        assert sizes == [[tuple(p.shape) for p in group["params"]] for group in policy.optimizer.param_groups]
-        state = one.backbone.network.state_dict()
-        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
-    with torch.no_grad():
-        for parameter in again.parameters():
-            if parameter.requires_grad:
-                parameter.zero_()
-    again.backbone.restore(tmp_path / "elsewhere")
-    assert torch.equal(logits(again, observe(2)), logits(policy, observe(2)))
-
-
 @BOTH
 def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
@@ -136,46 +72,8 @@ def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe:
         assert not torch.equal(network.encode_images(pixels), before)
 
 
-@BOTH
-def test_merged_outputs_are_the_same(trained: VLAPolicy, observe: Observe, tmp_path: Path) -> None:
-    wanted = logits(trained, observe(0))
-    trained.save_pretrained(tmp_path)
-    keys = set(load_file(tmp_path / "model.safetensors"))
-    assert not [key for key in keys if "lora" in key or "base_layer" in key]
-    merged = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    torch.testing.assert_close(logits(merged, observe(0)), wanted, rtol=0.0, atol=1e-4)
-    assert ".lora_" not in " ".join(merged.state_dict())
-    trained.merge_adapter()
-    assert ".lora_" not in " ".join(trained.state_dict())
-    torch.testing.assert_close(logits(trained, observe(0)), wanted, rtol=0.0, atol=1e-4)
-    with pytest.raises(BadValue, match="has no LoRA adapter to save"):
-        trained.save_adapter(tmp_path / "nothing")
-
-
 def trainable(policy: VLAPolicy) -> set[str]:
     return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-
-
-@BOTH
-def test_a_merged_policy_trains_as_a_full_one(trained: VLAPolicy, folder: Path, observe: Observe) -> None:
-    trained.merge_adapter()
-    plain = open_policy(folder, family=trained.backbone.family)
-    assert trainable(trained) == trainable(plain)
-    in_groups = sum(len(group["params"]) for group in trained.optimizer.param_groups)
-    assert in_groups == len(trainable(plain))
-    weight = trained.backbone.network.language_model.model.layers[0].mlp.up_proj.weight
-    before = weight.detach().clone()
-    train_a_step(trained, observe(1))
-    assert not torch.equal(weight, before)
-
-
-def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> None:
-    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
-    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
-    policy.act(observe(0))
-    policy.merge_adapter()
-    policy.act(observe(0))
-    assert policy.backbone.config.settings.cache_features == 0.0
 
 
 def test_an_adapter_of_an_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -319,36 +217,6 @@ def test_training_goes_on_from_the_adapter_alone(
     assert torch.equal(logits(other, observe(0)), wanted)
     # In place: the optimiser still holds the very same tensors.
     assert all(parameter is held[name] for name, parameter in other.named_parameters())
-
-
-@FAMILIES
-def test_weights_are_restored_in_place(folder: Path, observe: Observe, tmp_path: Path, family: str) -> None:
-    policy = open_policy(folder, family=family)
-    train_a_step(policy, observe(1))
-    policy.save_trained(tmp_path)
-    other = open_policy(folder, family=family)
-    held = dict(other.named_parameters())
-    assert not torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
-    other.backbone.restore(tmp_path)
-    assert torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
-    assert all(parameter is held[name] for name, parameter in other.named_parameters())
-
-
-@FAMILIES
-@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
-def test_in_mixed_precision_scores_and_values_are_float32(
-    folder: Path, observe: Observe, family: str, options: dict[str, Any]
-) -> None:
-    policy = open_policy(folder, family=family, backbone_kwargs=options)
-    sample = policy.act(observe(0))
-    with torch.autocast("cpu", torch.bfloat16):
-        result = policy.evaluate(observe(0), sample.record)
-    assert result.logprob_BKA.dtype == result.value_B.dtype == torch.float32
-    # Some bits of each are beyond bfloat16's eight.
-    for numbers in (result.logprob_BKA, result.value_B):
-        assert not torch.equal(numbers, numbers.bfloat16().float())
-    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
-    assert all(p.grad.isfinite().all() for p in policy.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])

@@ -55,34 +55,6 @@ def observations(chunk: int) -> dict[str, np.ndarray]:
 
 
 @FAMILIES
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.6}])
-def test_the_ratio_is_exactly_one_on_fresh_data(family: str, chunk: int, settings: dict[str, Any]) -> None:
-    policy, obs = make(family, chunk, **settings), observations(chunk)
-    sample = policy.act(obs)
-    policy.set_training_mode(True)
-    result = policy.evaluate(obs, sample.record)
-    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
-    assert torch.equal(result.value_B, sample.value_B)
-    assert torch.equal(policy.predict_values(obs)[:, 0], sample.value_B)
-    assert result.logprob_BKA.requires_grad
-    assert len(torch.unique(sample.record["token"])) > 3
-
-
-@FAMILIES
-def test_recomputed_activations_change_nothing(family: str, chunk: int) -> None:
-    obs = observations(chunk)
-    gradients = []
-    for recompute in (False, True):
-        policy = make(family, chunk, backbone_kwargs={**TINY, "recompute": recompute})
-        torch.manual_seed(1)
-        result = policy.evaluate(obs, policy.act(obs).record)
-        (result.logprob_BKA.sum() + result.value_B.sum()).backward()
-        gradients.append({n: p.grad for n, p in policy.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    assert all(torch.allclose(gradients[0][name], gradients[1][name], atol=1e-6) for name in gradients[0])
-
-
-@FAMILIES
 def test_sb3_methods_agree_with_ours(family: str, chunk: int) -> None:
     policy = make(family, chunk)
     obs = policy.obs_to_tensor(observations(chunk))[0]
@@ -172,19 +144,6 @@ def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path)
     model.policy.save_pretrained(tmp_path / "folder")
     again = VLAPolicy.from_pretrained(tmp_path / "folder", device="cpu")
     assert np.array_equal(model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0])
-
-
-@FAMILIES
-def test_the_first_minibatch_has_ratio_one(family: str, chunk: int) -> None:
-    model = PPO(
-        VLAPolicy,
-        toy(chunk),
-        policy_kwargs={"backbone": family, "backbone_kwargs": TINY},
-        **{**SETTINGS, "batch_size": 16, "learning_rate": 0.0},
-    )
-    model.learn(16)
-    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-5)
-    assert model.logger.name_to_value["train/clip_fraction"] == 0.0
 
 
 @pytest.mark.processes

@@ -38,24 +38,6 @@ def test_only_executed_actions_are_denoised(make_flow: MakeFlow, obs: Obs) -> No
     assert act(make_flow("smolvla", num_steps=3), obs).record["chain"].shape == (3, 4, 4, 2)
 
 
-def test_kept_prefixes_change_nothing(make_flow: MakeFlow, obs: Obs) -> None:
-    plain = make_flow("smolvla", train_expert_only=True)
-    kept = make_flow("smolvla", train_expert_only=True, cache_features=0.1)
-    first = act(kept, obs)
-    assert torch.equal(first.action_BKA, act(plain, obs).action_BKA)
-    # The state is no part of what is kept: another one, with the same pictures, is another observation.
-    moved = {**obs, "state": obs["state"] + 0.5}
-    assert torch.equal(act(kept, moved).logprob_BKA, act(plain, moved).logprob_BKA)
-    assert kept._prefixes is not None
-    assert len(kept._prefixes) == 6
-    result = kept.evaluate(keyed(kept, obs), first.record, Sampling())
-    assert torch.equal(result.logprob_BKA, first.logprob_BKA)
-    result.logprob_BKA.sum().backward()
-    grad = kept.network.state_proj.weight.grad
-    assert grad is not None
-    assert grad.abs().max() > 0
-
-
 @pytest.mark.parametrize(
     ("options", "trained", "fixed"),
     [
@@ -146,29 +128,6 @@ def test_the_layout_before_lerobot_0_4(joint: Golden, tmp_path: Path, prefix: st
     assert isinstance(backbone, SmolVLABackbone)
     chunk = backbone.integrate(joint.inputs, joint.tensors["in.noise"], 10)[:, -1]
     torch.testing.assert_close(backbone.processor.to_robot(chunk), joint.tensors["chunk"], rtol=0, atol=1e-5)
-
-
-def test_adapters_are_saved_alone_and_merged(golden: Golden, tmp_path: Path) -> None:
-    source = golden.folder / "checkpoint"
-    policy = VLAPolicy.from_pretrained(source, device="cpu", backbone_kwargs={"lora": {"rank": 4}})
-    trained = {name for name, p in policy.backbone.named_parameters() if p.requires_grad}
-    assert all("lora_" in name or name.startswith("value_head.") for name in trained)
-    with torch.no_grad():
-        for name, parameter in policy.backbone.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    expected = policy.backbone.act(golden.inputs, Sampling(), deterministic=True)
-    policy.save_trained(tmp_path / "adapter")
-    assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert "base_model.model.model.vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.lora_A.weight" in names
-    policy.merge_adapter()
-    policy.save_pretrained(tmp_path / "merged")
-    for folder in ("adapter", "merged"):
-        loaded = VLAPolicy.from_pretrained(tmp_path / folder, device="cpu").backbone
-        got = loaded.act(golden.inputs, Sampling(), deterministic=True)
-        torch.testing.assert_close(got.action_BKA, expected.action_BKA, rtol=0, atol=1e-5)
-        torch.testing.assert_close(got.value_B, expected.value_B, rtol=0, atol=1e-5)
 
 
 def test_an_environment_decides_chunk_and_cameras(joint: Golden) -> None:
