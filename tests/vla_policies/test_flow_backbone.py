@@ -79,27 +79,6 @@ def act(flow: LinearFlow, *, deterministic: bool = False):
         return flow.act(INPUTS, Sampling(), deterministic=deterministic)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("joint", ["sum", "mean"])
-def test_the_ratio_is_exactly_one_on_fresh_data(scheme: str, joint: str) -> None:
-    flow = LinearFlow(FlowSettings(scheme=scheme, joint=joint))
-    sample = act(flow)
-    result = flow.evaluate(INPUTS, sample.record, Sampling())
-    assert torch.equal((result.logprob_BKA - sample.logprob_BKA).exp(), torch.ones(6, 2, 3))
-    assert torch.equal(result.value_B, sample.value_B)
-    assert (result.entropy_BKA.shape, sample.action_BKA.shape) == ((6, 2, 3), (6, 2, 3))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_gradients_reach_what_decides(scheme: str) -> None:
-    flow = LinearFlow(FlowSettings(scheme=scheme))
-    result = flow.evaluate(INPUTS, act(flow).record, Sampling())
-    result.logprob_BKA.sum().backward()
-    assert flow.gain.grad is not None
-    assert flow.gain.grad != 0
-    assert (flow.log_std.grad is not None) == (scheme == "flow_noise")
-
-
 def test_flow_sde_draws_one_step_for_each_sample_and_scores_it_alone() -> None:
     flow = LinearFlow(FlowSettings(num_steps=4))
     sample = act(flow)
@@ -158,14 +137,6 @@ def test_deterministic_decisions_may_start_from_fresh_noise() -> None:
     assert not torch.equal(
         act(flow, deterministic=True).action_BKA, flow.act(INPUTS, Sampling(), deterministic=True).action_BKA
     )
-
-
-def test_the_observation_is_encoded_once_per_decision() -> None:
-    flow = LinearFlow(FlowSettings(num_steps=4))
-    sample = act(flow)
-    assert flow.encodings == 1
-    flow.evaluate(INPUTS, sample.record, Sampling())
-    assert flow.encodings == 2
 
 
 def test_matching_loss_by_hand() -> None:

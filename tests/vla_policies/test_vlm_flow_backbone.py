@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from tests.vla_policies.conftest import FLOW_CONVENTIONS
 from vla_gym.errors import UnknownName
-from vla_policies import ActionSample
-from vla_policies.actions.sampling import Sampling
 from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.registry import family_class
 from vla_policies.vlm_flow.backbone import VLMFlowBackbone
 
-MakeFlow = Callable[..., VLMFlowBackbone]
 Obs = dict[str, Tensor]
 families = pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])
 
@@ -49,9 +44,3 @@ def test_options_say_whether_weights_are_fresh(name: str) -> None:
         again = family.fresh(FLOW_CONVENTIONS, backbone.config_json())
     assert again.config == backbone.config
     assert [x.shape for x in again.parameters()] == [x.shape for x in backbone.parameters()]
-
-
-def act(backbone: VLMFlowBackbone, obs: Obs, *, deterministic: bool = False) -> ActionSample:
-    torch.manual_seed(2)
-    with torch.no_grad():
-        return backbone.act(backbone.prepare(obs), Sampling(), deterministic=deterministic)

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies import Conventions, VLAPolicy
+from vla_policies import Conventions
 from vla_policies.actions.sampling import Sampling
 from vla_policies.nano.flow_model import NanoFlowBackbone
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
-MakePolicy = Callable[..., VLAPolicy]
 OPTIONS = {"size": "tiny", "width": 32, "heads": 2}
 
 
@@ -22,14 +21,6 @@ def build(conventions: Conventions, **options: object) -> NanoFlowBackbone:
 
 def inputs_of(flow: NanoFlowBackbone, obs: dict[str, np.ndarray]):
     return flow.prepare({key: torch.from_numpy(value) for key, value in obs.items()})
-
-
-def shift(flow: NanoFlowBackbone) -> None:
-    """Off the start, where the head says almost nothing."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in flow.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 def test_fresh_weights_act_with_the_asked_spread_and_value_nothing(conventions: Conventions, make_obs: MakeObs) -> None:

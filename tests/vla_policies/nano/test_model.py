@@ -10,7 +10,7 @@ import torch
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.nano.config import SIZES, NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.model import NanoBackbone
 from vla_policies.processing.observations import observation_keys
 from vla_policies.processing.text import tokenize
@@ -69,31 +69,6 @@ def test_a_critic_of_its_own_sees_every_part_of_the_observation(
     with torch.no_grad():
         first, second = nano(inputs_of(nano, obs)), nano(inputs_of(nano, other))
     assert (first.value_B - second.value_B).abs().min() > 1e-9
-
-
-@pytest.mark.parametrize("key", ["image", "wrist_image", "state", "instruction"])
-def test_every_part_of_the_observation_matters(nano: NanoBackbone, make_obs: MakeObs, key: str) -> None:
-    obs = make_obs(3)
-    other = {**obs, key: np.roll(obs[key], 1, axis=0)}
-    with torch.no_grad():
-        first, second = nano(inputs_of(nano, obs)), nano(inputs_of(nano, other))
-    assert (first.logits_BKAV - second.logits_BKAV).abs().amax(dim=(1, 2, 3)).min() > 1e-6
-
-
-def test_cameras_are_told_apart(nano: NanoBackbone, make_obs: MakeObs) -> None:
-    obs = make_obs(2)
-    swapped = {**obs, "image": obs["wrist_image"], "wrist_image": obs["image"]}
-    with torch.no_grad():
-        first, second = nano(inputs_of(nano, obs)), nano(inputs_of(nano, swapped))
-    assert not torch.allclose(first.value_B, second.value_B, atol=1e-7)
-
-
-def test_bf16_weights_run(nano: NanoBackbone, make_obs: MakeObs) -> None:
-    full = nano(inputs_of(nano, make_obs(3)))
-    half = nano.bfloat16()
-    output = half(inputs_of(half, make_obs(3)))
-    assert output.logits_BKAV.dtype == torch.bfloat16
-    assert torch.allclose(output.logits_BKAV.float(), full.logits_BKAV, atol=0.1)
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [("tiny", 0.3e6, 0.7e6), ("small", 2e6, 3e6), ("base", 8e6, 10e6)])
@@ -159,41 +134,6 @@ def test_an_observation_is_encoded_once_while_the_critic_is_trained_alone(
     torch.testing.assert_close(third.value_B, of_others.value_B)
     assert nano.vision.conv1.weight.grad is None
     assert nano.value_head.query.grad is not None
-
-
-def test_encodings_are_forgotten_when_the_policy_learns_again(
-    nano: NanoBackbone, make_obs: MakeObs, encoded: list[int]
-) -> None:
-    for _ in range(2):
-        with nano.critic_trained_alone():
-            nano(keyed(nano, make_obs(3)))
-    assert not nano.keeps_features
-    nano(keyed(nano, make_obs(3)))
-    cameras = len(nano.conventions.cameras)
-    assert encoded == [3] * 3 * cameras
-
-
-def test_encodings_among_shorter_sentences_are_others(nano: NanoBackbone, make_obs: MakeObs) -> None:
-    inputs = keyed(nano, make_obs(2))
-    mask = inputs.text_mask_BL.clone()
-    mask[:, 1:] = False
-    mask[1, :3] = True
-    inputs = replace(inputs, text_mask_BL=mask)  # sentences of one word and of three
-    with nano.critic_trained_alone():
-        both = nano(inputs)
-        alone = nano(
-            replace(
-                inputs,
-                pixels_BMCHW=inputs.pixels_BMCHW[:1],
-                text_BL=inputs.text_BL[:1],
-                text_mask_BL=mask[:1],
-                state_BS=inputs.state_BS[:1],
-                keys=inputs.keys[:1],
-            )
-        )
-        again = nano(inputs)
-    torch.testing.assert_close(alone.value_B, both.value_B[:1])
-    assert torch.equal(again.value_B, both.value_B)
 
 
 @pytest.fixture(params=["nano", "nano-flow"])
@@ -297,10 +237,6 @@ def test_words_and_mask(conventions: Conventions, make_obs: MakeObs) -> None:
     assert tuple(inputs.text_BL[0, :4].tolist()) == tokenize("reach the red block")
 
 
-def test_without_state_there_is_none(conventions: Conventions, make_obs: MakeObs) -> None:
-    assert prepare_inputs(tensors(make_obs(1)), replace(conventions, state_dim=0)).state_BS is None
-
-
 @pytest.mark.parametrize("image", [torch.zeros(2, 32, 32, 3), torch.zeros(2, 32, 32, 4, dtype=torch.uint8)])
 def test_images_that_are_not_uint8_rgb_raise(conventions: Conventions, make_obs: MakeObs, image: torch.Tensor) -> None:
     with pytest.raises(BadValue, match="'image' must be uint8"):
@@ -312,17 +248,6 @@ def test_an_instruction_without_words_raises(conventions: Conventions, make_obs:
     obs["instruction"][:] = 0
     with pytest.raises(BadValue, match="holds no word"):
         prepare_inputs(obs, conventions)
-
-
-def test_small_is_the_default_and_fields_go_over_the_preset() -> None:
-    assert config_from_options({}, 128) == config_from_options({"size": "small"}, 128)
-    config = config_from_options({"size": "tiny", "depth": 5}, 128)
-    assert (config.width, config.depth) == (SIZES["tiny"]["width"], 5)
-
-
-@pytest.mark.parametrize(("image_size", "grid"), [(16, 2), (32, 4), (64, 8), (96, 8), (128, 8), (256, 8)])
-def test_the_grid_follows_the_image(image_size: int, grid: int) -> None:
-    assert config_from_options({}, image_size).grid == grid
 
 
 @pytest.mark.parametrize(("image_size", "seen"), [(32, 32), (96, 96), (100, 96), (128, 128), (224, 224), (20, 32)])

@@ -16,11 +16,10 @@ from torch import Tensor
 
 import vla_gym
 import zoo
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.openvla.policy import GeneratedDistribution
-from vla_policies.openvla.vision import PATCH
 
 SETTINGS = {"n_steps": 4, "batch_size": 8, "n_epochs": 1, "seed": 0, "device": "cpu"}
 FAMILIES = pytest.mark.parametrize(("family", "chunk"), [("openvla", 1), ("openvla-oft", 4)])
@@ -111,19 +110,6 @@ def test_logits_are_computed_for_the_action_rows_at_the_action_slots_only(monkey
         assert all(shape[-1] == 256 for shape in shapes)
 
 
-@pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
-def test_images_are_encoded_once_per_decision(family: str, monkeypatch: Any) -> None:
-    chunk = 1 if family == "openvla" else 4
-    policy, obs = make(family, chunk), observations(chunk)
-    calls = []
-    network = policy.backbone.network
-    original = network.encode_images
-    monkeypatch.setattr(network, "encode_images", lambda pixels: calls.append(1) or original(pixels))
-    policy.act(obs)
-    assert calls == [1]
-    assert network.encode_images(policy.prepare(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
-
-
 @pytest.mark.processes
 @FAMILIES
 def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path) -> None:
@@ -187,18 +173,4 @@ def test_a_published_checkpoint_fits_libero_like_spaces(golden_root: Path, name:
             lambda _: 1e-3,
             backbone=golden_root / name,
             unnorm_key="libero_spatial",
-        )
-
-
-def test_fresh_weights_need_a_size() -> None:
-    envs = toy(1)
-    with pytest.raises(BadValue, match="must be 1, got 4"):
-        make("openvla", 4)
-    with pytest.raises(UnknownName, match=r"no size of openvla 'huge'\. Known: 100m, 7b, tiny"):
-        VLAPolicy(
-            envs.observation_space,
-            envs.action_space,
-            lambda _: 1e-3,
-            backbone="openvla",
-            backbone_kwargs={"size": "huge"},
         )

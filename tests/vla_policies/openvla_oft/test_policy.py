@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
 from vla_policies.model_folder import Request
 from vla_policies.resolver import open_folder
 
@@ -81,27 +79,6 @@ def test_a_changed_regression_head_is_saved_and_restored(
     for other in (VLAPolicy.from_pretrained(tmp_path, device="cpu"), restored):
         assert other.backbone.regression.model.fc2.bias.tolist() == [0.25] * 7
         assert torch.equal(decide(other, obs), decide(policy, obs))
-
-
-def test_heads_of_ours_come_before_those_of_its_makers(folder: Path, tmp_path: Path) -> None:
-    policy = open_policy(folder, **STATE)
-    with torch.no_grad():
-        policy.backbone.proprio.fc2.bias.fill_(0.5)
-    policy.save_pretrained(tmp_path)
-    official = folder / "proprio_projector--150000_checkpoint.pt"
-    (tmp_path / official.name).write_bytes(official.read_bytes())
-    opened = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert opened.backbone.proprio.fc2.bias.unique().tolist() == [0.5]
-
-
-def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
-    open_policy(folder, **STATE, **LORA).save_trained(tmp_path)
-    (tmp_path / MANIFEST_FILE).unlink()
-    path = tmp_path / "proprio_projector.safetensors"
-    tensors = load_file(path)
-    save_file({name: tensor for name, tensor in tensors.items() if name != "fc1.bias"}, path)
-    with pytest.raises(BadValue, match=r"proprio_projector\.safetensors.*missing 'fc1\.bias'"):
-        VLAPolicy.from_pretrained(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -221,13 +198,6 @@ def test_an_environment_of_four_numbers_takes_four_of_seven(folder: Path, obs: d
     assert torch.equal(part.backbone.record_of(of_four.action_BKA)["token"], of_four.record["token"])
 
 
-def test_the_regression_head_gives_the_same_four_of_seven(folder: Path, obs: dict[str, Tensor]) -> None:
-    seven = open_policy(folder, head="l1", **STATE).act(obs, deterministic=True).action_BKA
-    four = open_policy(folder, head="l1", action_dims=[0, 1, 2, 6], **STATE).act(obs, deterministic=True)
-    assert torch.equal(four.action_BKA, seven[..., [0, 1, 2, 6]])
-    assert four.logprob_BKA.shape == four.action_BKA.shape
-
-
 def test_four_of_seven_are_saved_and_opened_again(folder: Path, obs: dict[str, Tensor], tmp_path: Path) -> None:
     policy = open_policy(folder, action_dims=[0, 1, 2, 6])
     policy.save_pretrained(tmp_path)
@@ -240,11 +210,6 @@ def test_four_of_seven_are_saved_and_opened_again(folder: Path, obs: dict[str, T
 def test_action_dims_are_different_indices_of_the_checkpoints_numbers(folder: Path, dims: list[int]) -> None:
     with pytest.raises(BadValue, match=r"action_dims of .* must be different indices in 0 \.\. 6"):
         open_policy(folder, action_dims=dims)
-
-
-def test_openvlas_numbers_depend_on_one_another(folder: Path) -> None:
-    with pytest.raises(BadValue, match="OpenVLA's numbers depend on one another"):
-        VLAPolicy.from_pretrained(folder, "openvla", KEY, backbone_kwargs={"action_dims": [0, 1, 2, 6]})
 
 
 OPEN_X = ("austin_buds_dataset_converted_externally_to_rlds", "bridge_orig", "fractal20220817_data")
@@ -284,13 +249,6 @@ def test_a_merged_fine_tune_is_of_its_own_data_sets(
     assert header.conventions.cameras == ("image", "wrist_image")
     assert header.model["unnorm_key"] == key
     assert header.model["settings"]["center_crop"]
-
-
-def test_the_base_s_statistics_are_there_for_who_asks(folder: Path, tmp_path: Path) -> None:
-    target = merged_fine_tune(folder, tmp_path, *SUITES)
-    assert open_folder(target, Request(unnorm_key="bridge_orig")).header.model["unnorm_key"] == "bridge_orig"
-    with pytest.raises(BadValue, match="statistics of 4 data sets"):
-        _ = open_folder(target).header
 
 
 @pytest.fixture

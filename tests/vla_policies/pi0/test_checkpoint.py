@@ -55,12 +55,6 @@ def same_weights(policy: VLAPolicy, golden: Golden) -> bool:
     return all(torch.equal(got[name], want[name]) for name in want if name.startswith("network."))
 
 
-def test_families_are_told_from_the_folder(golden: Golden) -> None:
-    assert golden.backbone.family == golden.folder.name.removesuffix("_tiny")
-    conventions = golden.backbone.conventions
-    assert (conventions.chunk, conventions.action_dim, conventions.state_dim) == (50, 32, 32)
-
-
 def test_the_token_embedding_may_have_either_name_or_both(golden: Golden, folder: Path) -> None:
     table = load_file(folder / "model.safetensors")[LM_HEAD].clone()
     change_tensors(folder, {LM_HEAD: None, TABLE: table})
@@ -70,17 +64,6 @@ def test_the_token_embedding_may_have_either_name_or_both(golden: Golden, folder
     change_tensors(folder, {LM_HEAD: table + 1.0})
     with pytest.raises(BadValue, match="two different token embeddings"):
         open_policy(folder)
-
-
-def test_a_published_critic_is_taken_along(golden: Golden, folder: Path) -> None:
-    first = golden.backbone.value_head.state_dict()
-    shifted = {f"value_head.{name}": tensor.clone() + 1.0 for name, tensor in first.items()}
-    change_tensors(folder, dict(shifted))
-    got = open_policy(folder).backbone.value_head.state_dict()  # type: ignore[union-attr,operator]
-    assert all(torch.equal(got[name], shifted[f"value_head.{name}"]) for name in first)
-
-
-OUT = "model.action_out_proj.bias"
 
 
 @pytest.mark.parametrize(
@@ -108,23 +91,6 @@ def test_a_full_size_folder_without_tokenizer_says_so(
     monkeypatch.setattr("vla_policies.pi0.checkpoint.words_for_tiny", lambda *_: False)
     with pytest.raises(BadValue, match=r"has no tokenizer\.json"):
         open_policy(folder)
-
-
-def test_lerobots_statistics_are_read(folder: Path) -> None:
-    state = {
-        f"observation.state.{name}": torch.full((8,), float(i)) for i, name in enumerate(("mean", "std", "q01", "q99"))
-    }
-    action = {f"action.{name}": torch.full((7,), i + 0.5) for i, name in enumerate(("mean", "std", "q01", "q99"))}
-    save_file({**state, **action}, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
-    policy = open_policy(folder)
-    assert isinstance(policy.backbone, Pi0Backbone)
-    got = policy.backbone.config.preprocessing
-    assert got.state == Statistics(mean=(0.0,) * 8, std=(1.0,) * 8, q01=(2.0,) * 8, q99=(3.0,) * 8)
-    assert got.action == Statistics(mean=(0.5,) * 7, std=(1.5,) * 7, q01=(2.5,) * 7, q99=(3.5,) * 7)
-    assert got.epsilon == (1e-8 if got.normalization == "mean_std" else 0.0)
-    assert (policy.conventions.state_dim, policy.conventions.action_dim) == (8, 7)
-    with pytest.raises(UnknownName, match=r"no unnorm_key in .* 'libero'\. Known: default"):
-        open_policy(folder, unnorm_key="libero")
 
 
 def save_statistics(folder: Path) -> None:
@@ -217,15 +183,6 @@ def test_the_folder_says_how_it_is_normalised(folder: Path, mapping: dict, state
     torch.testing.assert_close(x_BHD[:, :1, :7], torch.full((1, 1, 7), action))
 
 
-def test_a_folder_that_does_not_say_is_normalised_as_its_family(golden: Golden, folder: Path) -> None:
-    save_statistics(folder)
-    map_normalization(folder, ...)
-    policy = open_policy(folder)
-    assert isinstance(policy.backbone, Pi0Backbone)
-    usual = {"pi0": "mean_std", "pi05": "quantiles"}[golden.backbone.family]
-    assert policy.backbone.config.preprocessing.normalization == usual
-
-
 @pytest.mark.parametrize(
     "mapping",
     [
@@ -307,12 +264,6 @@ def test_a_benchmarks_data_set_says_what_no_file_does(golden: Golden, tmp_path: 
     assert preprocessing("droid") == ((0, "exact") if pi05 else (0, "none"))
     said = {"delta_dims": 0, "prompt_state": "exact" if pi05 else "none"}
     assert preprocessing("physical-intelligence/libero", **said) == tuple(said.values())
-
-
-@pytest.mark.parametrize("cameras", [[], ["image", "image"]])
-def test_cameras_are_some_and_once_each(cameras: list[str], golden: Golden) -> None:
-    with pytest.raises(BadValue, match="cameras must be"):
-        open_policy(golden.folder, backbone_kwargs={"cameras": cameras})
 
 
 def test_the_environment_decides_chunk_and_dims(golden: Golden) -> None:

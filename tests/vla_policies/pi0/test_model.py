@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,12 +7,9 @@ from torch import Tensor
 
 from tests.vla_policies.conftest import FLOW_CONVENTIONS
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies import VLAPolicy
 from vla_policies.actions.sampling import Sampling
 from vla_policies.pi0.model import Pi0Backbone
 from vla_policies.registry import family_class
-
-from .conftest import Golden
 
 MakeFlow = Callable[..., Pi0Backbone]
 Obs = dict[str, Tensor]
@@ -59,34 +55,6 @@ def test_the_critics_gradient_stops_where_asked(make_flow: MakeFlow, obs: Obs, f
     assert backbone.value_head.mlp[0].weight.grad is not None
     assert ("vlm" in reached) == (not detach)
     assert ("expert" in reached) == (not detach and feature == "expert")
-
-
-def test_a_frozen_vlm_may_be_in_half_precision(make_flow: MakeFlow, obs: Obs) -> None:
-    plain, half = make_flow("pi0"), make_flow("pi0", vlm_dtype="bfloat16")
-    assert {p.dtype for p in half.network.vlm.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in half.network.expert.parameters()} == {torch.float32}
-    first, other = act(plain, obs, deterministic=True), act(half, obs, deterministic=True)
-    assert other.record["chain"].dtype == torch.float32
-    difference = (first.record["chain"] - other.record["chain"]).abs().max()
-    assert 0 < difference < 0.1
-
-
-@pytest.mark.parametrize("scheme", ["flow_sde", "flow_noise"])
-def test_round_trip(golden: Golden, tmp_path: Path, scheme: str) -> None:
-    settings = {"backbone_kwargs": {"scheme": scheme, "num_steps": 2}}
-    policy = VLAPolicy.from_pretrained(golden.folder, device="cpu", **settings)  # type: ignore[arg-type]
-    policy.save_pretrained(tmp_path)
-    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert loaded.backbone.config_json() == policy.backbone.config_json()
-    assert loaded.conventions == policy.conventions
-    inputs = golden.rows(0, 1, 2, cameras=2)
-    results = [p.backbone.act(inputs, Sampling(), deterministic=True) for p in (policy, loaded)]
-    for name in ("action_BKA", "logprob_BKA", "value_B"):
-        assert torch.equal(getattr(results[0], name), getattr(results[1], name))
-    # What one scheme trained may be opened with the other, whose noise head then is new.
-    again = VLAPolicy.from_pretrained(tmp_path, device="cpu", backbone_kwargs={"scheme": "flow_noise"})
-    assert isinstance(again.backbone, Pi0Backbone)
-    assert again.backbone.noise_head is not None
 
 
 def test_bare_names_stand_for_published_checkpoints() -> None:

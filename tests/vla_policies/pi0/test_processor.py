@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -79,14 +78,6 @@ def test_a_gripper_of_0_and_1_opens_above_one_half() -> None:
     torch.testing.assert_close(back_BKA, torch.tensor([[[0.2, 0.0], [0.2, 1.0]]]))
 
 
-def test_a_dimension_that_never_moved_divides_by_no_zero(obs: dict[str, Tensor]) -> None:
-    still = Statistics(q01=(0.5,) * 3, q99=(0.5,) * 3)
-    obs["state"] = torch.full((3, 3), 0.5)
-    inputs = processor(state=still, normalization="quantiles").prepare(obs)
-    assert inputs.state_BS is not None
-    assert (inputs.state_BS[:, :3] == -1.0).all()
-
-
 def test_actions_go_back_to_the_robots_units() -> None:
     x_BHD = torch.zeros(1, 10, 32)
     x_BHD[0, 0, :2] = torch.tensor([1.0, -1.0])
@@ -103,26 +94,6 @@ def test_relative_actions_have_the_state_added() -> None:
     inputs = inputs_with(torch.tensor([[-0.25, 0.0, 0.0] + [0.0] * 29]))
     action = relative.to_env(torch.zeros(1, 10, 32), inputs)
     torch.testing.assert_close(action[0, 0], torch.tensor([0.6, -0.2]))
-
-
-def test_the_pair_nests(obs: dict[str, Tensor]) -> None:
-    torch.manual_seed(0)
-    for settings in (
-        {},
-        {"normalization": "quantiles"},
-        {"delta_dims": 2},
-        {"epsilon": 1e-6, "epsilon_back": True},
-    ):
-        both = processor(state=STATE, action=ACTION, **settings)
-        inputs = both.prepare(obs)
-        action = 0.8 * torch.rand(3, 4, 2) - 0.4
-        x_BHD = torch.nn.functional.pad(both.from_env(action, inputs), (0, 30))
-        torch.testing.assert_close(both.to_env(x_BHD, inputs), action)
-
-
-def test_actions_are_cut_to_the_environments_range() -> None:
-    action = processor().to_env(torch.full((1, 4, 32), 3.0), inputs_with(torch.zeros(1, 32)))
-    assert (action == 1.0).all()
 
 
 def test_the_state_stands_in_pi05s_text(obs: dict[str, Tensor]) -> None:
@@ -170,11 +141,6 @@ def test_padding_is_black_and_the_odd_pixel_comes_last() -> None:
 def test_statistics_that_do_not_fit_are_named(settings: dict, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         processor(**settings)
-
-
-def test_a_state_too_long_is_named() -> None:
-    with pytest.raises(BadValue, match="reads 32 numbers of state, got 33"):
-        Pi0Processor(replace(CONVENTIONS, state_dim=33), Preprocessing(tokenizer="words"), SHAPE, None)
 
 
 def test_pi0_text_is_cleaned() -> None:

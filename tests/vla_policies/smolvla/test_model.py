@@ -152,20 +152,6 @@ def test_the_published_size() -> None:
     assert trained == 99_880_992
 
 
-def test_wrong_options_are_named() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'num_steps'"):
-        SmolVLABackbone.fresh(FLOW_CONVENTIONS, {"size": "tiny", "num_step": 3})
-    with pytest.raises(BadValue, match="predicts 16 actions"):
-        SmolVLABackbone.fresh(replace(FLOW_CONVENTIONS, chunk=17), {"size": "tiny"})
-    with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
-        SmolVLABackbone.fresh(
-            FLOW_CONVENTIONS,
-            {"size": "tiny", "train_expert_only": True, "cache_features": 1.0, "lora": {"targets": ["q_proj"]}},
-        )
-    with pytest.raises(UnknownName, match="no value_feature of backbone_kwargs 'vlm'"):
-        SmolVLABackbone.fresh(FLOW_CONVENTIONS, {"size": "tiny", "value_feature": "vlm"})
-
-
 @pytest.fixture
 def trained_by_lerobot(joint: Golden, tmp_path: Path) -> Path:
     """An adapter's folder as lerobot writes it: its own settings, and processors with its own statistics."""
@@ -199,25 +185,6 @@ def test_an_adapter_trained_by_lerobot_has_its_own_settings_and_statistics(
 def saved_again(policy: VLAPolicy, tmp_path: Path) -> VLAPolicy:
     policy.save_trained(tmp_path / "again")
     return VLAPolicy.from_pretrained(tmp_path / "again", device="cpu")
-
-
-def test_an_adapter_without_processors_has_its_base_s_statistics(joint: Golden, trained_by_lerobot: Path) -> None:
-    for path in trained_by_lerobot.glob("policy_*"):
-        path.unlink()
-    opened = VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
-    assert opened.backbone.config.preprocessing.action == joint.backbone.config.preprocessing.action
-
-
-def test_relative_actions_are_refused(trained_by_lerobot: Path) -> None:
-    for name, step in (("pre", "relative_actions_processor"), ("post", "absolute_actions_processor")):
-        path = trained_by_lerobot / f"policy_{name}processor.json"
-        record = json.loads(path.read_text())
-        record["steps"].append({"registry_name": step, "config": {"enabled": True}})
-        path.write_text(json.dumps(record))
-    config = json.loads((trained_by_lerobot / "config.json").read_text())
-    (trained_by_lerobot / "config.json").write_text(json.dumps({**config, "use_relative_actions": True}))
-    with pytest.raises(BadValue, match="use_relative_actions"):
-        VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
 
 
 def test_a_folder_of_ours_has_its_one_data_set(joint: Golden, tmp_path: Path) -> None:
