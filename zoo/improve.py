@@ -124,25 +124,33 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     check_alone("zoo.improve")
-    command = shlex.join(["python", "-m", "zoo.improve", *argv])
-    return _go_on(args, command) if args.resume else _begin(args, command)
-
-
-def _begin(args: argparse.Namespace, command: str) -> int:
-    args.seed = secrets.randbits(32) if args.seed is None else args.seed
-    plan = RoundsPlan(args, Path(), split=args.eval_split)
-    config = _checked(plan)
-    check_folder(Path(args.log_folder), what="rounds", flag="-f DIR")
-    plan.folder = create_run_folder(Path(args.log_folder), "improve", args.env).path
+    rounds = _stored(args) if args.resume else _fresh(args)
+    config, first = _checked(rounds), not rounds.done
+    if args.resume is None:
+        check_folder(Path(args.log_folder), what="rounds", flag="-f DIR")
+        rounds.folder = create_run_folder(Path(args.log_folder), "improve", args.env).path
     try:
-        return _improve(plan, config, command)
+        with locked(RunFolder(rounds.folder)):
+            with (rounds.folder / COMMAND_FILE).open("a", encoding="utf-8") as file:
+                command = shlex.join(["python", "-m", "zoo.improve", *argv])
+                file.write(f"{command}  # {VERSION_TEXT}{commit_note()}\n")
+            return _improve(rounds, config)
     except (VLAZooError, OSError):
-        if not any(path.is_file() for path in plan.round_folder(1).rglob("*")):
-            shutil.rmtree(plan.folder)
+        if first and not any(path.is_file() for path in rounds.round_folder(1).rglob("*")):
+            shutil.rmtree(rounds.folder)
         raise
 
 
-def _go_on(args: argparse.Namespace, command: str) -> int:
+def _fresh(args: argparse.Namespace) -> Rounds:
+    defaults = {"seed": secrets.randbits(32), "rounds": ROUNDS, "episodes": EPISODES, "n_updates": UPDATES}
+    for name, value in {**defaults, "weight": "success"}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return Rounds(args, Path(), split=args.eval_split)
+
+
+def _stored(args: argparse.Namespace) -> Rounds:
+    """Return the rounds of a folder, with the few flags that may change."""
     folder = Path(args.resume)
     if not (folder / RECORD_FILE).is_file():
         raise BadValue(f"'{folder}' is no folder of zoo.improve, such as logs/improve/Toy-Reach_1: no {RECORD_FILE}")
@@ -153,111 +161,100 @@ def _go_on(args: argparse.Namespace, command: str) -> int:
             raise BadValue(f"{flag_of(name)} cannot change when it goes on with -i; allowed: {allowed}")
     record = read_json(folder / RECORD_FILE)
     with content_of(folder / RECORD_FILE):
-        stored = parser().parse([str(word) for word in record["argv"]])
-        plan = RoundsPlan(stored, folder, list(record["rounds"]), stored.eval_split)
-        for number, one in enumerate(plan.done):
+        rounds = _fresh(parser().parse([str(word) for word in record["argv"]]))
+        rounds.folder, rounds.done = folder, list(record["rounds"])
+        for number, one in enumerate(rounds.done):
             _line(number, one)
     for name in _ANYTIME:
         if getattr(args, name) is not None:
-            setattr(stored, name, getattr(args, name))
-    config, done = _checked(plan), len(plan.done) - 1
-    if done >= plan.rounds or (done > 0 and not plan.episodes):
-        more = f"for more give --rounds, e.g. --rounds {2 * done}" if plan.episodes else "begin anew with more of -n"
-        raise BadValue(f"'{folder}' has done its {done} rounds; {more}")
-    return _improve(plan, config, command)
+            setattr(rounds.args, name, getattr(args, name))
+    done = len(rounds.done) - 1
+    if done >= rounds.args.rounds or (done > 0 and not rounds.args.episodes):
+        again = f"for more give --rounds, e.g. --rounds {2 * done}"
+        raise BadValue(f"'{folder}' has done its {done} rounds; {again if rounds.args.episodes else 'begin anew'}")
+    return rounds
 
 
-def _checked(plan: RoundsPlan) -> RunConfig:
+def _checked(rounds: Rounds) -> RunConfig:
     """Return the first run of fine-tuning that is left; raise for flags that a command of a round would refuse."""
-    args = plan.args
+    args = rounds.args
     import_named_packages(args)
     for name, example in (("env", "Toy-Reach"), ("policy", "logs/sft/Toy-Reach_1")):
         if getattr(args, name) is None:
             raise BadValue(f"--{name} is missing. Example: --{name} {example}")
-    if not plan.episodes and not args.dataset:
-        raise BadValue("--episodes 0 collects nothing, and there is no --dataset to learn from; give one of them")
-    if not plan.episodes and plan.rounds > 1:
-        raise BadValue("--episodes 0 collects nothing that a second round could learn; give --rounds 1 and more of -n")
+    if not args.episodes and (not args.dataset or args.rounds > 1):
+        raise BadValue("--episodes 0 collects nothing: give a --dataset to learn from, --rounds 1 and more of -n")
     parquet()
-    number = max(1, len(plan.done))
-    policy = plan.policy_after(number - 1)
-    config = resolve_new_finetuning(sft.parser().parse(plan.learning(number, policy)))
+    number = max(1, len(rounds.done))
+    config = resolve_new_finetuning(sft.parser().parse(rounds.learning(number)))
     for dataset in args.dataset:
         check_weighable(user_path(dataset), sft_config(config).weight)
-    if plan.episodes:
-        collect.policy_source(collect.parser().parse(plan.collecting(number, policy)))
-    plan.split = args.eval_split or unplayed_split(args.env, {"split": "train", **config.env_options}, "validation")
+    if args.episodes:
+        collect.policy_source(collect.parser().parse(rounds.collecting(number)))
+    rounds.split = args.eval_split or unplayed_split(args.env, {"split": "train", **config.env_options}, "validation")
     return config
 
 
-def _improve(plan: RoundsPlan, config: RunConfig, command: str) -> int:
+def _improve(rounds: Rounds, config: RunConfig) -> int:
     """Do the rounds that are left."""
-    rounds, again = plan.done, f"python -m zoo.improve -i {quoted(plan.folder)}"
-    with locked(RunFolder(plan.folder)):
-        with (plan.folder / COMMAND_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{command}  # {VERSION_TEXT}{commit_note()}\n")
-        plan.write()
-        while len(rounds) <= plan.rounds:
-            number, began = len(rounds), _cpu_seconds()
-            try:
-                done = _round(plan, number, config) if number else _start(plan, config)
-            except KeyboardInterrupt:
-                print(f"go on with: {again}")
-                raise
-            if done is None:
-                print(f"stopped in round {number}; go on with: {again}")
-                return 0
-            rounds.append({**done, "cpu_seconds": _cpu_seconds() - began})
-            plan.write()
-            print(_line(number, rounds[-1]), flush=True)
-    print("\n".join(["", *(_line(number, one) for number, one in enumerate(rounds))]))
-    print(f"policy      {plan.policy_after(plan.rounds)}\nnext:")
-    if learned := plan.learned(plan.rounds):
-        packages = packages_flag(plan.args.gym_packages)
-        print(f"  python -m zoo.evaluate{packages} -i {quoted(plan.run_of(learned).path)}")
-    if plan.episodes:
-        print(f"  {again} --rounds {2 * plan.rounds}   (more rounds)")
+    done, again = rounds.done, f"python -m zoo.improve -i {quoted(rounds.folder)}"
+    rounds.write()
+    while len(done) <= rounds.args.rounds:
+        number, began = len(done), _cpu_seconds()
+        try:
+            record = _round(rounds, number, config)
+        except KeyboardInterrupt:
+            print(f"go on with: {again}")
+            raise
+        if record is None:
+            print(f"stopped in round {number}; go on with: {again}")
+            return 0
+        done.append({**record, "cpu_seconds": _cpu_seconds() - began})
+        rounds.write()
+        print(_line(number, done[-1]), flush=True)
+    print("\n".join(["", *(_line(number, one) for number, one in enumerate(done))]))
+    print(f"policy      {rounds.policy_after(len(done))}\nnext:")
+    if run := rounds.newest_run(len(done)):
+        print(f"  python -m zoo.evaluate{packages_flag(rounds.args.gym_packages)} -i {quoted(run.path)}")
+    if rounds.args.episodes:
+        print(f"  {again} --rounds {2 * rounds.args.rounds}   (more rounds)")
     return 0
 
 
-def _start(plan: RoundsPlan, config: RunConfig) -> dict[str, Any]:
-    """Evaluate the policy that the first round begins with."""
-    if not config.eval_episodes:
-        return {}
-    evaluate.run(plan.evaluating(plan.policy_after(0), config.eval_episodes))
-    return {"success": read_json(plan.folder / START_FILE)["success"], "split": plan.split}
+def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | None:
+    """Collect and learn; in round 0 evaluate the first policy alone. Return None where learning was stopped.
 
-
-def _round(plan: RoundsPlan, number: int, config: RunConfig) -> dict[str, Any] | None:
-    """Collect and learn; None where learning was stopped. What an earlier process has done of it is not repeated.
-
-    Where no frame is worth more than another, the policy stays as it is for the next round.
+    What an earlier process has done of a round is not repeated. Where no frame is worth more than another, the policy
+    stays as it is for the next round.
     """
-    folder, policy, learned = plan.round_folder(number), plan.policy_after(number - 1), True
-    if plan.episodes and not (folder / "sft").is_dir():
-        collect.run(plan.collecting(number, policy))
-    run = plan.run_of(number)
-    if run.saved_steps():
-        sft.run(_as_flags({"resume": run.path, "device": plan.args.device, "num_threads": plan.args.num_threads}))
-    elif not has_ended(run):
-        shutil.rmtree(folder / "sft", ignore_errors=True)
-        try:
-            sft.run(plan.learning(number, policy))
-        except NothingToLearn:
-            if not plan.episodes:
-                raise
-            learned = False
-    run = plan.run_of(number)
-    if learned and not has_ended(run):
-        return None
+    folder = rounds.round_folder(number)
     done: dict[str, Any] = {}
-    if plan.episodes:
-        rollouts = folder / "rollouts"
-        done = {"collected": check_dataset(rollouts).total_episodes, "solved": solved_episodes(rollouts)}
-    if not learned:
-        return {**done, LEARNED: False}
-    if config.eval_episodes:
-        done |= {"success": read_json(run.path / EVALUATION_FILE)["success"], "split": plan.split}
+    evaluation = rounds.folder / START_FILE
+    if number:
+        if rounds.args.episodes and not (folder / "sft").is_dir():
+            collect.run(rounds.collecting(number))
+        run = rounds.run_of(number)
+        try:
+            if run.saved_steps():
+                args = rounds.args
+                sft.run(_as_flags({"resume": run.path, "device": args.device, "num_threads": args.num_threads}))
+            elif not has_ended(run):
+                shutil.rmtree(folder / "sft", ignore_errors=True)
+                sft.run(rounds.learning(number))
+            if not has_ended(rounds.run_of(number)):
+                return None
+        except NothingToLearn:
+            if not rounds.args.episodes:
+                raise
+            done = {LEARNED: False}
+        if rounds.args.episodes:
+            rollouts = folder / "rollouts"
+            done |= {"collected": check_dataset(rollouts).total_episodes, "solved": solved_episodes(rollouts)}
+        evaluation = rounds.run_of(number).path / EVALUATION_FILE
+    elif config.eval_episodes:
+        evaluate.run(rounds.evaluating(config.eval_episodes))
+    if config.eval_episodes and LEARNED not in done:
+        done |= {"success": read_json(evaluation)["success"], "split": rounds.split}
     return done
 
 
@@ -288,27 +285,17 @@ def _cpu_seconds() -> float:
 
 
 @dataclass
-class RoundsPlan:
+class Rounds:
     """What was asked for, and what came of it so far."""
 
     args: argparse.Namespace
-    """Parsed flags; the seed is set."""
+    """Parsed flags, defaults filled in."""
     folder: Path
     """Where it all goes."""
     done: list[dict[str, Any]] = field(default_factory=list)
     """The rounds so far, from 0 on; grows."""
     split: str | None = None
-    """Split of the evaluations; None = not known yet."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds in all."""
-        return self.args.rounds or ROUNDS
-
-    @property
-    def episodes(self) -> int:
-        """Episodes collected in a round."""
-        return EPISODES if self.args.episodes is None else int(self.args.episodes)
+    """Split of the evaluations."""
 
     def write(self) -> None:
         """Write `improve.json`."""
@@ -316,38 +303,37 @@ class RoundsPlan:
         record = {"argv": _as_flags(given), "rounds": self.done}
         write_text(self.folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
 
-    def collecting(self, number: int, policy: str) -> list[str]:
+    def collecting(self, number: int) -> list[str]:
         """Return the flags of `zoo.collect`: failures are kept; start states go on where the last round ended."""
         return self._flags(
             "temperature",
-            policy=policy,
+            "episodes",
+            policy=self.policy_after(number - 1),
             stochastic=True,
             keep_failures=True,
-            episodes=self.episodes,
-            skip=(number - 1) * self.episodes,
+            skip=(number - 1) * self.args.episodes,
             output=self.round_folder(number) / "rollouts",
-            params=self._params(opens=not self.learned(number - 1), learns=False),
+            params=self._params(opens=self.newest_run(number - 1) is None, learns=False),
         )
 
-    def learning(self, number: int, policy: str) -> list[str]:
+    def learning(self, number: int) -> list[str]:
         """Return the flags of `zoo.sft` in a round."""
-        rollouts = [self.round_folder(one) / "rollouts" for one in range(1, number + 1) if self.episodes]
+        rollouts = [self.round_folder(one) / "rollouts" for one in range(1, number + 1) if self.args.episodes]
         return self._flags(
             *sft.LEARNING_FIELDS,
+            "n_updates",
             "eval_episodes",
-            policy=policy,
-            weight=self.args.weight or "success",
+            policy=self.policy_after(number - 1),
             dataset=[*self.args.dataset, *rollouts],
-            n_updates=self.args.n_updates or UPDATES,
             eval_split=self.split,
             log_folder=self.round_folder(number),
-            params=self._params(opens=not self.learned(number - 1), learns=True),
+            params=self._params(opens=self.newest_run(number - 1) is None, learns=True),
         )
 
-    def evaluating(self, policy: str, episodes: int) -> list[str]:
+    def evaluating(self, episodes: int) -> list[str]:
         """Return the flags of `zoo.evaluate` for the policy that the first round begins with."""
         return self._flags(
-            policy=policy,
+            policy=self.args.policy,
             split=self.split,
             eval_episodes=episodes,
             output=self.folder / START_FILE,
@@ -374,18 +360,19 @@ class RoundsPlan:
         folder = self.round_folder(number) / "sft"
         return RunFolder(max(folder.glob("*"), default=folder))
 
-    def learned(self, number: int) -> int:
-        """Return the last round, up to `number`, that learned anything; 0 = none."""
-        idle = {one for one, record in enumerate(self.done) if not record.get(LEARNED, True)}
-        return next((one for one in range(number, 0, -1) if one not in idle), 0)
+    def newest_run(self, number: int) -> RunFolder | None:
+        """Return the run of the last round, up to `number`, that learned anything; None where none did."""
+        learned = [one for one in range(1, number + 1) if self.done[one:] and self.done[one].get(LEARNED, True)]
+        return self.run_of(learned[-1]) if learned else None
 
     def policy_after(self, number: int) -> str:
         """Return the policy that a round left; before any has learned the one that was given."""
-        number = self.learned(number)
-        best = self.run_of(number).best
-        if number and not holds_policy(best):
-            raise BadValue(f"'{best}' holds no policy (any more), from which round {number + 1} would go on")
-        return str(best if number else self.args.policy)
+        run = self.newest_run(number)
+        if run is None:
+            return str(self.args.policy)
+        if not holds_policy(run.best):
+            raise BadValue(f"'{run.best}' holds no policy (any more), from which the next round would go on")
+        return str(run.best)
 
 
 def _as_flags(flags: Mapping[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--env", "Toy-Reech", "--policy", "nano"], "Did you mean 'Toy-Reach'"),
         ([*TOY[:2], "--policy", "nanno"], "Did you mean 'nano'"),
         ([*TOY, "--dataset", "none"], "no folder 'none'"),
-        ([*TOY, "--episodes", "0"], "there is no --dataset to learn from"),
+        ([*TOY, "--episodes", "0"], "give a --dataset to learn from"),
         ([*TOY, "--weight", "some"], "--weight"),
         ([*TOY, "--privileged-coef", "1"], "unknown argument '--privileged-coef'"),
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
@@ -79,7 +79,7 @@ def test_a_dataset_without_outcomes_is_refused_before_anything_is_collected(
 
 
 def test_a_second_round_without_collecting_is_refused(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give --rounds 1" in complaint(capsys, *TOY, "--episodes", "0", "--dataset", str(demos))
+    assert "--rounds 1" in complaint(capsys, *TOY, "--episodes", "0", "--dataset", str(demos))
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(
@@ -108,7 +108,7 @@ def record_of(argv: list[str], rounds: Any) -> None:
         ([*TOY], [{}], "it lacks 'cpu_seconds'"),
         ([*TOY], [{"cpu_seconds": "x"}], "is damaged"),
         ([*TOY], [{"cpu_seconds": 1.0, "success": 3}], "is damaged"),
-        ([*TOY], [{"cpu_seconds": 1.0}, {"cpu_seconds": 1.0}], "holds no policy (any more), from which round 2"),
+        ([*TOY], [{"cpu_seconds": 1.0}, {"cpu_seconds": 1.0}], "holds no policy (any more)"),
         (5, [], "is damaged"),
     ],
 )
@@ -245,4 +245,4 @@ def test_a_dataset_alone_is_learned_in_one_round(tmp_path: Path, capsys: pytest.
     assert not (RUN / "round_0.json").exists()
     # A second round would be refused, so none is advised.
     assert "--rounds" not in said
-    assert "begin anew with more of -n" in complaint(capsys, "-i", str(RUN))
+    assert "begin anew" in complaint(capsys, "-i", str(RUN))
