@@ -332,20 +332,8 @@ def find_stopped_run(path: str) -> ResumePoint:
 
 
 def has_ended(run: RunFolder) -> bool:
-    """Whether a run of fine-tuning has made all its updates, was evaluated after them, and was concluded."""
-    if run.saved_steps() or not holds_policy(run.best):
-        return False
-    updates = run.config().n_timesteps
-    return _updates(run) == updates and not lacks_evaluation(run, updates)
-
-
-def _updates(run: RunFolder) -> int:
-    """Return the updates in a run's metrics."""
-    # Brings torch.
-    from zoo.runs.loggers import read_metrics
-
-    rows = read_metrics(run)
-    return int(rows[-1]["step"] or 0) if rows else 0
+    """Whether a run of fine-tuning was concluded: its checkpoints are gone, its policy was evaluated at the end."""
+    return not run.saved_steps() and holds_policy(run.best) and not lacks_evaluation(run, run.config().n_timesteps)
 
 
 def resolve_resumed_finetuning(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
