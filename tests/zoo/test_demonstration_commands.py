@@ -100,15 +100,6 @@ def test_a_policys_episodes_carry_what_it_thought(
     assert "was collected with gamma=0.99, now it is 0.5" in capsys.readouterr().err
 
 
-def test_start_states_that_are_not_there_cannot_be_collected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert guarded(collect.run, [*POLICY, "-o", "demos", "--skip", "150"]) == 2
-    assert "--skip 150 leaves no start state of Toy-Reach to try" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 POLICY = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "-n", "3", "--num-envs", "2"]
 
 

@@ -19,7 +19,6 @@ from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import REWARD
 from zoo.distributed.learner import Learner
 from zoo.imitation.weights import NothingToLearn, weighed
-from zoo.training.sft_trainer import SFTTrainer
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -162,25 +161,6 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_stopped_goes_on(
     assert "has done its 2 rounds; for more give --rounds, e.g. --rounds 4" in complaint(capsys, "-i", str(RUN))
 
 
-@pytest.mark.processes
-def test_a_round_that_was_killed_before_its_evaluation_was_written_is_learned_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        """Stands in for SIGKILL."""
-
-    def kill(self: SFTTrainer, *given: Any, **facts: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SFTTrainer, "write_evaluation", kill)
-        with pytest.raises(Killed):
-            improve.run([*TOY, *SIZE, "--rounds", "1", "--weight", "none", *TINY])
-    assert (RUN / "round_1/sft/Toy-Reach_1/best").is_dir()
-    assert improve.run(["-i", str(RUN)]) == 0
-    assert "\nround 1: success " in capsys.readouterr().out
-
-
 def learn_from(most: int) -> Callable[..., Any]:
     """`weighed` that finds no episode solved among fewer than so many, and else takes all."""
 
@@ -192,6 +172,7 @@ def learn_from(most: int) -> Callable[..., Any]:
     return scripted
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -215,16 +196,6 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
     assert improve.run(["-i", str(RUN), "--rounds", "2"]) == 0
     assert "round 2: " in capsys.readouterr().out
     assert not (RUN / "round_2/sft").exists()
-
-
-@pytest.mark.processes
-def test_a_dataset_alone_in_which_nothing_was_solved_is_refused(
-    demos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("zoo.training.sft_trainer.weighed", learn_from(1000))
-    asked = [*TOY, *SIZE, "--dataset", str(demos), "--rounds", "1", *TINY]
-    assert "none of the 3 episodes was solved" in complaint(capsys, *asked, "--episodes", "0", "--eval-episodes", "0")
-    assert not RUN.exists()
 
 
 @pytest.mark.processes

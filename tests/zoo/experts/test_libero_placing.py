@@ -65,10 +65,6 @@ def test_the_plan(plan: Plan) -> None:
     assert plan.turn is None
 
 
-def test_a_thing_in_a_drawer_is_lifted_out_before_it_goes_down() -> None:
-    assert make_plan(START, placing(0.63), RIM_AZIMUTH).carry_height == pytest.approx(0.6 + 0.2)
-
-
 @pytest.mark.parametrize(
     ("stage", "hand", "point"),
     [
@@ -159,18 +155,6 @@ def test_a_flat_box_is_taken_across_its_narrow_side_just_above_the_floor() -> No
     assert grasp.finger_yaw == pytest.approx(math.pi / 2)  # 8.2 cm along x are too wide
     # Its top is at 1.8 cm; 1.8 cm below that is the floor, so the least height of a grip decides.
     np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.008])
-
-
-def test_a_carton_that_stands_on_its_own_y_axis_is_taken_near_its_top() -> None:
-    carton = solid((0.026, 0.07, 0.03), ON_ITS_SIDE, height=0.07)
-    grasp = plan_grasp(carton, hand_yaw=0.1)
-    np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.14 - 0.018])
-    assert grasp.finger_yaw == pytest.approx(0.0)  # x and z lie, both fit; x is the nearer to the hand
-
-
-def test_half_a_turn_of_the_fingers_is_none() -> None:
-    box = solid((0.02, 0.05, 0.02))
-    assert plan_grasp(box, hand_yaw=3.0).finger_yaw == pytest.approx(math.pi)
 
 
 def test_what_is_too_wide_is_taken_by_its_rim() -> None:

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from stable_baselines3.common.logger import Logger
 
 import vla_gym
-from tests.zoo.demonstrations.test_lerobot import shown as of_another_arm
 from tests.zoo.imitation.test_loss import shown
-from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import SlotNoise
@@ -65,12 +62,6 @@ def test_no_number_of_a_rollout_is_drawn_again() -> None:
     rollout = SlotNoise(6, (2, 0), places.numpy()).uniform(3, 4, device=device)
     assert not torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], rollout)
-
-
-def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
-    demonstrations(batch_size=4, size=2)
-    with pytest.raises(BadValue, match="3 cannot be dealt evenly to 2 ranks"):
-        demonstrations(batch_size=3, size=2)
 
 
 def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PPO, list[torch.Tensor], dict[str, Any]]:
@@ -159,15 +150,6 @@ def test_what_trains_the_critic_alone_imitates_nothing(demos: Path) -> None:
 def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(BadValue, match=match):
         build("ppo", **settings)
-
-
-def test_demonstrations_of_another_arm_end_the_run_before_its_first_step(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path / "arm", {}, fps=10).add([of_another_arm(2)], tried=1)
-    model = build("ppo", bc_coef=0.1, bc_dataset=str(tmp_path / "arm"))
-    model.set_logger(Logger(None, [Rows()]))
-    with pytest.raises(BadValue, match="has actions of 3 numbers, the environment takes 2"):
-        model.learn(100)
-    assert model.num_timesteps == 0
 
 
 def test_a_dataset_of_another_rate_is_imitated_with_a_warning(demos: Path, tmp_path: Path) -> None:

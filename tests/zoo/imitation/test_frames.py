@@ -20,7 +20,6 @@ from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
-from zoo.cli.main import guarded
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
@@ -130,11 +129,6 @@ def test_cameras_that_the_policy_does_not_look_at_are_not_read(
     assert frames_learned(capsys, "--dataset", "d", str(demos), "--episodes", "1") == (2, 2 * one.length)
 
 
-def test_every_dataset_must_be_there(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(sft.run, [*ASKED, "--dataset", str(demos), "none"]) == 2
-    assert "no folder 'none'" in capsys.readouterr().err
-
-
 def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> None:
     toy = find_benchmark("Toy-Reach")  # ten steps a second
     for fps in (10, 20):
@@ -202,15 +196,6 @@ def test_pictures_are_read_from_their_files_an_episode_at_a_time(
     assert read == [1, 3, 4]
     wanted = np.concatenate([shown(3).images["image"], shown(4, "pull", 120).images["image"]])
     np.testing.assert_array_equal(frames.obs["image"], wanted)
-
-
-def test_what_takes_long_to_read_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(frames, "SECONDS_PER_LINE", 0.0)
-    with caplog.at_level("INFO"):
-        frames_of([demonstration(5), demonstration(3)], 2)
-    assert caplog.messages == [f"images of {number} of 2 episodes read" for number in (0, 1)]
 
 
 def test_pictures_that_fill_the_memory_are_learned_from_a_file(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.zoo.imitation.test_families import base
 from tests.zoo.imitation.test_sft import metrics
 from tests.zoo.launching import TOY, finish, only_run, same_tensors, start
-from tests.zoo.training.test_rank_failures import end_of, ranks_of
 from zoo import sft
 from zoo.cli.main import guarded
 
@@ -69,14 +64,6 @@ def test_the_number_of_processes_changes_nothing(processes: int, config: str, de
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_an_adapter_is_the_same_on_two_processes(demos: Path, tmp_path: Path) -> None:
-    policy = ("--policy", str(base("openvla-oft", tmp_path / "base")), "-params", LORA)
-    asked = [*SEEDED, *SIZE, "--dataset", str(demos), *policy]
-    same_runs(tmp_path, asked, 2, "adapter_model.safetensors")
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("config", ["cpu.yaml", "one_node_fsdp2.yaml"])
 def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_path: Path) -> None:
     tiny = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
@@ -91,26 +78,6 @@ def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_p
     assert_close(run, whole)
     same_tensors(run / "best", whole / "best", "model.safetensors", 1e-5)
     assert _outcomes(run) == _outcomes(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_killed_rank_takes_the_run_down(demos: Path, tmp_path: Path) -> None:
-    endless = ("-n", "1000000", "--eval-episodes", "0", "--dataset", str(demos), "-f", str(tmp_path))
-    run = start(2, [*SEEDED, *endless], module="zoo.sft")
-    deadline = time.monotonic() + 120
-    while not any(file.stat().st_size for file in tmp_path.glob("*/*/metrics.jsonl")):
-        assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    os.kill(ranks_of(run)[1], signal.SIGKILL)
-    output, seconds = end_of(run, 60.0)
-    assert run.returncode not in (0, None)
-    assert seconds < 60
-    # The launcher may end the surviving rank before it has noticed.
-    errors = {line for line in output.splitlines() if line.startswith("error:")}
-    assert errors <= {"error: another process of the run, or its launcher, ended; its own message says why"}
-    assert "Signal 9 (SIGKILL)" in output
 
 
 def test_frames_that_cannot_be_dealt_evenly_are_refused_before_anything_starts(

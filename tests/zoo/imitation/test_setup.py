@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import weakref
 from pathlib import Path
 from typing import Any
@@ -95,33 +94,3 @@ def test_the_files_of_a_dataset_are_closed_before_the_first_update(
     monkeypatch.setattr(SFT, "learn", learn)
     fine_tune(demos, "-n", "1", "--eval-episodes", "0", "--episodes", "1")
     assert len(rows("train/loss")) == 1
-
-
-def test_evaluating_changes_nothing_of_the_training(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses = []
-    for name, flags in (
-        ("with", ["--eval-freq", "1", "--eval-episodes", "1"]),
-        ("without", ["--eval-episodes", "0"]),
-    ):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        fine_tune(demos, "--policy", "nano-flow", "-n", "3", *flags)
-        losses.append([row["train/loss"] for row in rows("train/loss")])
-    assert losses[0] == losses[1]
-    assert (RUN / "best" / "model.safetensors").is_file()
-    assert not (RUN / "evaluation.json").exists()
-
-
-def test_what_comes_next_is_pasted_with_spaces_and_packages(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fine_tune(demos, "-n", "1", "--eval-episodes", "0", "-f", "my logs", "--gym-packages", "json")
-    *_, train, evaluate = (shlex.split(line) for line in capsys.readouterr().out.splitlines())
-    assert train[3:] == [
-        *("--gym-packages", "json", "--algo", "ppo", "--env", "Toy-Reach"),
-        *("--policy", "my logs/sft/Toy-Reach_1/best"),
-    ]
-    assert evaluate[3:] == ["-i", "my logs/sft/Toy-Reach_1"]
