@@ -20,9 +20,9 @@ from vla_gym import make_vec
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.types import ActionSample
 from zoo import PPO
+from zoo.rollout.buffer import Observation
 from zoo.rollout.env_loop import Act, EnvLoop, sb3_view
 from zoo.rollout.stats import PhaseClock
-from zoo.rollout.types import Observation
 
 CHUNK = 2
 ROUNDS = 3

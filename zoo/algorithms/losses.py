@@ -13,17 +13,8 @@ from zoo.config.algorithm_configs import CreditLevel, LogprobLevel, ValueClip
 from zoo.distributed.learner import Scorer
 from zoo.imitation.frames import Frames
 from zoo.imitation.loss import imitation_loss
+from zoo.rollout.buffer import Minibatch
 from zoo.rollout.log_prob_levels import entropies, step_values, to_level, weighted_loss
-from zoo.rollout.types import Minibatch, Scores
-
-
-@dataclass(frozen=True)
-class Surrogate:
-    """The policy loss of every element, with gradients."""
-
-    loss: Tensor
-    ratio: Tensor
-    """Probability ratio new / old."""
 
 
 def clipped_surrogate(
@@ -33,8 +24,8 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-) -> Surrogate:
-    """max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)), ratio = exp(logprob - old_logprob).
+) -> Tensor:
+    """Return max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)), ratio = exp(logprob - old_logprob).
 
     Schulman et al. 2017 (PPO, arXiv:1707.06347, eq. 7), as a loss. Bounds may differ ("clip-higher": Yu et
     al. 2025, DAPO, arXiv:2503.14476). `advantage` must broadcast to
@@ -44,8 +35,7 @@ def clipped_surrogate(
         raise ValueError(f"logprob is {tuple(logprob.shape)}, old_logprob {tuple(old_logprob.shape)}")
     ratio = torch.exp(logprob - old_logprob)
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
-    loss = -torch.min(advantage * ratio, advantage * clipped)
-    return Surrogate(loss, ratio)
+    return -torch.min(advantage * ratio, advantage * clipped)
 
 
 def clip_binds(ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
@@ -100,8 +90,6 @@ def reference_kl(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
 
     Shao et al. 2024 (GRPO, arXiv:2402.03300, eq. 4), element by element of what the policy drew.
     """
-    if logprob.shape != ref_logprob.shape:
-        raise ValueError(f"logprob is {tuple(logprob.shape)}, ref_logprob {tuple(ref_logprob.shape)}")
     return kl_k3(ref_logprob - logprob)
 
 
@@ -110,6 +98,30 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
         return difference.square()
     size = difference.abs()
     return torch.where(size < huber_delta, 0.5 * difference.square(), huber_delta * (size - 0.5 * huber_delta))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A minibatch scored by the present weights, with gradients."""
+
+    logprob_BL: Tensor
+    """Log-probability of each element."""
+    entropy_BL: Tensor
+    """Entropy of each element, nats."""
+    value_BU: Tensor
+    """Values."""
+    token_logprob_BW: Tensor | None = None
+    """Log-probability of each token, 0 where not executed; None where there is no reference policy."""
+
+    def detached(self) -> Scores:
+        """Return the same numbers without their graph."""
+        token_logprob_BW = self.token_logprob_BW
+        return Scores(
+            self.logprob_BL.detach(),
+            self.entropy_BL.detach(),
+            self.value_BU.detach(),
+            None if token_logprob_BW is None else token_logprob_BW.detach(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +149,14 @@ class PPOLoss:
 
     def __call__(self, scores: Scores, batch: Minibatch) -> LossTerms:
         """Return the minibatch's loss; its terms are means over decisions."""
-        surrogate = clipped_surrogate(
+        surrogate_BL = clipped_surrogate(
             scores.logprob_BL,
             batch.old_logprob_BL,
             batch.advantage_BL,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        policy = weighted_loss(surrogate.loss, batch.weight_BL)
+        policy = weighted_loss(surrogate_BL, batch.weight_BL)
         entropy = weighted_loss(scores.entropy_BL, batch.weight_BL)
         loss = policy - self.ent_coef * entropy
         if self.kl_coef and not self.critic_only:
@@ -164,7 +176,7 @@ class PPOLoss:
             value = weighted_loss(error_BU, batch.value_weight_BU)
             loss = loss + self.vf_coef * value
         with torch.no_grad():
-            policy_abs = weighted_loss(surrogate.loss.abs(), batch.weight_BL)
+            policy_abs = weighted_loss(surrogate_BL.abs(), batch.weight_BL)
         return LossTerms(
             loss=loss,
             policy=policy.detach(),

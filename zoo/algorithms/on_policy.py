@@ -47,10 +47,11 @@ from zoo.distributed.fsdp import check_learnable, offloaded_state
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
 from zoo.imitation.loss import DemonstrationsLoss, read_frames
-from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.buffer import ChunkRolloutBuffer, Step
 from zoo.rollout.collector import (
     RolloutCollector,
     RolloutSource,
+    RolloutStart,
     check_share,
     decisions_of_an_episode,
     first_env,
@@ -58,12 +59,12 @@ from zoo.rollout.collector import (
 from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
-from zoo.rollout.types import RolloutStart, Step
 from zoo.runs.train_state import ATTRIBUTES, Counters, TrainState, observation_arrays, rng_state, set_rng_state
 
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "_rollout_source"),
     *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "_offload_idle"),
+    *("_config", "_settings"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS: Mapping[str, Any] = {
@@ -113,6 +114,9 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         given = bound_arguments(type(self), self.config_class, args, settings)
         policy, env = given.pop("policy"), given.pop("env")
         self.process_group = current_process_group() if process_group is None else process_group
+        self._config: OnPolicyConfig | None = None
+        self._settings: dict[str, Any] = {}
+        """Those that `_config` was made of."""
         own = {field.name: given.pop(field.name) for field in fields(self.config_class)}
         vars(self).update(own)
         self._rollout_source: RolloutSource | None = None
@@ -175,7 +179,10 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     @property
     def config(self) -> OnPolicyConfig:
         """The present settings."""
-        return self.config_class(**{field.name: getattr(self, field.name) for field in fields(self.config_class)})
+        settings = {field.name: getattr(self, field.name) for field in fields(self.config_class)}
+        if self._config is None or settings != self._settings:
+            self._config, self._settings = self.config_class(**settings), settings
+        return self._config
 
     @property
     @abstractmethod

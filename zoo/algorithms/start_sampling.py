@@ -100,19 +100,13 @@ class StartSampler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore `to_json()`; raises `BadValue` for what can be no counts of these start states."""
-        counts = []
-        for key in ("episodes", "successes"):
-            try:
-                count_P = np.asarray(state[key], dtype=np.float64)
-            except (KeyError, TypeError, ValueError) as error:
-                raise BadValue(f"starts must hold '{key}', one number per start state, got {shown(state)}") from error
-            if count_P.shape != self._task_P.shape or not np.isfinite(count_P).all() or (count_P < 0).any():
-                raise BadValue(
-                    f"'{key}' of starts must be {len(self._task_P)} finite numbers >= 0, one per start state, got "
-                    f"{shown(state[key])}"
-                )
-            counts.append(count_P)
-        if (counts[1] > counts[0]).any():
+        try:
+            counts = [np.asarray(state[key], dtype=np.float64) for key in ("episodes", "successes")]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadValue(f"starts must hold episodes and successes, got {shown(state)}") from error
+        if any(count_P.shape != self._task_P.shape for count_P in counts) or not (counts[1] >= 0).all():
+            raise BadValue(f"starts must hold {len(self._task_P)} counts each, one per start state, got {shown(state)}")
+        if not (counts[1] <= counts[0]).all():  # also of nan
             raise BadValue("starts has more successes than episodes of a start state")
         self._episode_P, self._success_P = counts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, kl_k1, kl_k3, reference_kl
+from zoo.algorithms.losses import LossTerms, PPOLoss, Scores, clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch
 from zoo.rollout.log_prob_levels import importance_weight, to_level
-from zoo.rollout.types import MicroBatch, Scores
+from zoo.rollout.minibatches import MicroBatch
 
 _TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")
 _LOGGED = ("ratio", "ratio_abs", "clipped_ratio", "approx_kl", "approx_kl_k3", "clip_fraction", "entropy")
@@ -29,34 +29,36 @@ _PER_ELEMENT = (*_LOGGED, "outside", "elements")
 _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _MicroBatchRecord:
-    """Numbers of a micro-batch, without graphs.
+@dataclass(frozen=True)
+class _Scored:
+    """A scored micro-batch, without observations and graphs.
 
-    What is left out of them is so at the update's end alone: how many numbers a mask leaves is a question that a GPU
-    must be waited for.
+    Masks are applied once, at the end of the update; data-dependent sizes would make a GPU be waited for.
     """
 
     minibatch: int
     weight: float
     terms: LossTerms
-    log_ratio_BL: Tensor
-    entropy_BL: Tensor
-    advantage_BL: Tensor
-    mask_BL: Tensor
-    value_BU: Tensor
-    old_value_BU: Tensor
-    target_BU: Tensor
-    counts_BU: Tensor | None
-    """Bool: values that carry weight; None when all do."""
-    ref_kl_BW: Tensor
-    """KL to the reference of every token; empty without a reference."""
-    token_mask_BW: Tensor
-    """Bool: tokens that were executed."""
+    scores: Scores
+    batch: Minibatch
+
+    @property
+    def log_ratio_BL(self) -> Tensor:
+        """log new - log old; 0 where masked."""
+        log_ratio_BL = self.scores.logprob_BL - self.batch.old_logprob_BL
+        return log_ratio_BL.masked_fill(~self.batch.mask_BL, 0.0)
 
     def counted(self, value_BU: Tensor) -> Tensor:
-        """Those of the numbers that carry weight, flat."""
-        return value_BU.flatten() if self.counts_BU is None else value_BU[self.counts_BU]
+        """Return the values that carry weight, flat."""
+        weight_BU = self.batch.value_weight_BU
+        return value_BU.flatten() if weight_BU is None else value_BU[weight_BU.expand_as(value_BU) > 0]
+
+    def reference_kls(self) -> Tensor:
+        """Return the KL to the reference of every executed token, flat; empty without a reference."""
+        logprob_BW, ref_logprob_BW = self.scores.token_logprob_BW, self.batch.ref_logprob_BW
+        if logprob_BW is None or ref_logprob_BW is None:
+            return self.scores.logprob_BL.new_zeros(0)
+        return reference_kl(logprob_BW, ref_logprob_BW)[self.batch.token_mask_BW]
 
 
 class UpdateMetrics:
@@ -72,7 +74,7 @@ class UpdateMetrics:
         self.num_minibatches = 0
         """Minibatches so far."""
         self._epoch_start = 0
-        self._micro_batches: list[_MicroBatchRecord] = []
+        self._micro_batches: list[_Scored] = []
         self._grad_norms: list[Tensor] = []
         self._imitation: list[float] = []
 
@@ -88,28 +90,9 @@ class UpdateMetrics:
         """Add a micro-batch; `terms` and `scores` have no graph any more."""
         if not micro_batch.weight:
             return
-        batch = micro_batch.batch
-        log_ratio_BL = (scores.logprob_BL - batch.old_logprob_BL).detach()
-        ref_kl_BW, token_mask_BW = log_ratio_BL.new_zeros(0), batch.token_mask_BW
-        if scores.token_logprob_BW is not None and batch.ref_logprob_BW is not None:
-            ref_kl_BW = reference_kl(scores.token_logprob_BW.detach(), batch.ref_logprob_BW)
-        self._micro_batches.append(
-            _MicroBatchRecord(
-                minibatch=self.num_minibatches - 1,
-                weight=micro_batch.weight,
-                terms=terms,
-                log_ratio_BL=log_ratio_BL,
-                entropy_BL=scores.entropy_BL.detach(),
-                advantage_BL=batch.advantage_BL.expand_as(log_ratio_BL),
-                mask_BL=batch.mask_BL,
-                value_BU=scores.value_BU.detach(),
-                old_value_BU=batch.old_value_BU,
-                target_BU=batch.return_BU,
-                counts_BU=None if batch.value_weight_BU is None else batch.value_weight_BU > 0,
-                ref_kl_BW=ref_kl_BW,
-                token_mask_BW=torch.ones_like(ref_kl_BW, dtype=torch.bool) if token_mask_BW is None else token_mask_BW,
-            )
-        )
+        kept = replace(micro_batch.batch, obs={}, choice={})
+        scored = _Scored(self.num_minibatches - 1, micro_batch.weight, terms, scores.detached(), kept)
+        self._micro_batches.append(scored)
 
     def add_imitation(self, loss: float) -> None:
         """Add this rank's share of a minibatch's loss of imitation."""
@@ -140,8 +123,8 @@ class UpdateMetrics:
         kl, count = torch.zeros(2, dtype=torch.float64)
         latest = self.num_minibatches - 1
         for micro_batch in takewhile(lambda record: record.minibatch == latest, reversed(self._micro_batches)):
-            kl += kl_k3(micro_batch.log_ratio_BL).masked_fill(~micro_batch.mask_BL, 0.0).sum().cpu()
-            count += micro_batch.mask_BL.sum().cpu()
+            kl += kl_k3(micro_batch.log_ratio_BL).sum().cpu()
+            count += micro_batch.batch.mask_BL.sum().cpu()
         kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
         return float(kl / count)
 
@@ -172,8 +155,8 @@ class UpdateMetrics:
         """`train/critic/*`, the learning rate excepted."""
         sums, value, target = self._sums, torch.zeros(0), torch.zeros(0)
         if self._micro_batches:
-            value = torch.cat([record.counted(record.value_BU) for record in self._micro_batches])
-            target = torch.cat([record.counted(record.target_BU) for record in self._micro_batches])
+            value = torch.cat([record.counted(record.scores.value_BU) for record in self._micro_batches])
+            target = torch.cat([record.counted(record.batch.return_BU) for record in self._micro_batches])
         values = {"train/critic/explained_variance": explained_variance(value, target, self._process_group)}
         if self._loss.vf_coef:
             values["train/critic/value_loss"] = float(sums["value"].mean())
@@ -226,11 +209,10 @@ class UpdateMetrics:
     def _element_sums(self) -> Tensor:
         """`[micro-batches, len(_PER_ELEMENT)]`: sums over executed elements."""
         low, high = self._loss.clip_low, self._loss.clip_high
-        mask_BL, log_ratio_BL, advantage_BL, entropy_BL = (
-            torch.cat([getattr(micro_batch, name) for micro_batch in self._micro_batches])
-            for name in ("mask_BL", "log_ratio_BL", "advantage_BL", "entropy_BL")
-        )
-        log_ratio_BL = log_ratio_BL.masked_fill(~mask_BL, 0.0)
+        records = self._micro_batches
+        mask_BL = torch.cat([record.batch.mask_BL for record in records])
+        log_ratio_BL = torch.cat([record.log_ratio_BL for record in records])
+        advantage_BL = torch.cat([record.batch.advantage_BL.expand_as(record.batch.mask_BL) for record in records])
         ratio_BL = log_ratio_BL.exp()
         elements = {
             "ratio": ratio_BL,
@@ -239,22 +221,22 @@ class UpdateMetrics:
             "approx_kl": kl_k1(log_ratio_BL),
             "approx_kl_k3": kl_k3(log_ratio_BL),
             "clip_fraction": clip_binds(ratio_BL, advantage_BL, clip_low=low, clip_high=high),
-            "entropy": entropy_BL,
+            "entropy": torch.cat([record.scores.entropy_BL for record in records]),
             "outside": (ratio_BL - 1).abs() > low,
             "elements": mask_BL,
         }
         sums = torch.stack(
             [elements[name].float().masked_fill(~mask_BL, 0.0).sum(dim=1) for name in _PER_ELEMENT], dim=1
         )
-        sizes = [len(micro_batch.mask_BL) for micro_batch in self._micro_batches]
+        sizes = [len(record.batch.mask_BL) for record in records]
         return torch.stack([rows.sum(dim=0) for rows in sums.double().split(sizes)])
 
     def _counts(self) -> Tensor:
         """`[micro-batches, 4]`: values that moved past the clip, values, sum of reference KLs, reference KLs."""
         records, clip = self._micro_batches, math.inf if self._loss.clip_vf is None else self._loss.clip_vf
         # Before clamping: afterwards nothing ever exceeds the bound.
-        gaps = [record.counted(record.value_BU - record.old_value_BU).abs() for record in records]
-        ref_kls = [record.ref_kl_BW[record.token_mask_BW] for record in records]
+        gaps = [record.counted(record.scores.value_BU - record.batch.old_value_BU).abs() for record in records]
+        ref_kls = [record.reference_kls() for record in records]
         moved = torch.stack([(gap > clip).sum() for gap in gaps])
         ref_kl = torch.stack([kl.sum() for kl in ref_kls])
         sizes = torch.tensor([[gap.numel(), kl.numel()] for gap, kl in zip(gaps, ref_kls, strict=True)])
@@ -264,7 +246,7 @@ class UpdateMetrics:
     def _first_gap(self) -> float:
         """Largest |ratio - 1| of the first minibatch."""
         gaps = [
-            micro_batch.log_ratio_BL.masked_fill(~micro_batch.mask_BL, 0.0).exp().sub(1).abs().max().cpu()
+            micro_batch.log_ratio_BL.exp().sub(1).abs().max().cpu()
             for micro_batch in self._micro_batches
             if micro_batch.minibatch == 0
         ]

@@ -140,7 +140,8 @@ class Learner:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None
         with lost_ranks():
-            norm = whole(self._clip(self._parameters, self.max_grad_norm))
+            norm = self._clip(self._parameters, self.max_grad_norm)
+            norm = whole(norm) if self.sharded else norm
         finite = math.isfinite(norm)
         if finite or self.accelerator.scaler is not None:
             # A loss scaler itself skips a step that is not finite, and lowers its scale.

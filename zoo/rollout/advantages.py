@@ -57,8 +57,6 @@ def groups_with_signal(score_PG: Tensor, bounds: tuple[float, float] | None = No
     With `bounds` = (low, high) a group must also have low <= mean score <= high (published for LIBERO: success rate
     0.1 .. 0.9, that is any mixed group of eight).
     """
-    if score_PG.ndim != 2:
-        raise ValueError(f"score_PG must be [starts, group], got {tuple(score_PG.shape)}")
     signal_P = score_PG.amax(dim=1) > score_PG.amin(dim=1)
     if bounds is not None:
         mean_P = score_PG.mean(dim=1)

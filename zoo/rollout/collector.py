@@ -25,11 +25,27 @@ from vla_policies.policy import VLAPolicy
 from vla_policies.types import ActionSample
 from zoo.config.algorithm_configs import CreditLevel
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.buffer import ChunkRolloutBuffer, Observation, Step
 from zoo.rollout.env_loop import EnvLoop
 from zoo.rollout.log_prob_levels import step_values
 from zoo.rollout.stats import GroupOutcome, GroupStats, PhaseClock, RolloutRecorder, RolloutStats
-from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
+
+OnStep = Callable[[Step | None], bool]
+"""Called after every decision (with None after a rollout of other processes); False stops the rollout."""
+
+
+@dataclass(frozen=True)
+class RolloutStart:
+    """Where a rollout begins."""
+
+    number: int
+    """Number of updates done; the noise of decisions follows from it."""
+    num_timesteps: int
+    """Simulator steps of the run so far."""
+    obs: Observation
+    """Present observation of every sub-environment."""
+    at_episode_start: bool = False
+    """Whether every sub-environment stands at the beginning of an episode."""
 
 
 class RolloutSource(Protocol):

@@ -25,8 +25,8 @@ from vla_gym.vector.stage import Stage
 from vla_gym.vector.step import joined_steps
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.types import ActionSample
+from zoo.rollout.buffer import Observation, Step
 from zoo.rollout.stats import PhaseClock
-from zoo.rollout.types import Observation, Step
 
 Act = Callable[[Observation, int, np.ndarray], ActionSample]
 """`(observation, number of the decision, indices of the sub-environments) -> decision`."""

@@ -32,8 +32,6 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
     so is a chunk of which nothing was executed. "sequence" is the mean over the executed tokens of the chunk: its ratio
     is their geometric mean (Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 7).
     """
-    if token_BKA.ndim != 3:
-        raise ValueError(f"token_BKA must be [decisions, steps, dims], got {tuple(token_BKA.shape)}")
     mask_BK = executed_mask(executed_B, token_BKA.shape[1])
     kept_BKA = token_BKA.masked_fill(~mask_BK[..., None], 0.0)
     if level == "token":
@@ -91,8 +89,6 @@ def trajectory_scale(
     rest. `trajectory_M` holds any integers that name the trajectories; M and B are those of all ranks, or `places`:
     those of all ranks with the masked ones, where a minibatch counts these, too.
     """
-    if elements_M.shape != trajectory_M.shape or elements_M.ndim != 1:
-        raise ValueError(f"got {tuple(elements_M.shape)} and {tuple(trajectory_M.shape)}, both must be [M]")
     names, index_M = torch.unique(trajectory_M, return_inverse=True)
     per_trajectory = torch.zeros(len(names), device=elements_M.device)
     per_trajectory.index_add_(0, index_M, elements_M.float())
@@ -137,13 +133,7 @@ def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor)
 
     For decisions of older weights (behaviour) the policy is kept near the weights at the update's beginning (proximal)
     while the expectation is corrected (Hilton, Cobbe and Schulman 2022, "Batch size-invariance for policy
-    optimization", arXiv:2110.00641, equation 3). As w > 0, that is PPO's loss with advantage w A. Raises `ValueError`
-    for different shapes.
+    optimization", arXiv:2110.00641, equation 3). As w > 0, that is PPO's loss with advantage w A.
     """
-    if proximal_logprob_BL.shape != behaviour_logprob_BL.shape:
-        raise ValueError(
-            f"log-probabilities must have one shape, got {tuple(proximal_logprob_BL.shape)} and "
-            f"{tuple(behaviour_logprob_BL.shape)}"
-        )
     weight_BL = (proximal_logprob_BL - behaviour_logprob_BL).detach().exp()
     return torch.where(weight_BL > WEIGHT_CAP, torch.zeros_like(weight_BL), weight_BL)

@@ -16,8 +16,19 @@ from torch import Tensor
 
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.types import MicroBatch, Minibatch
+from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Decisions of one minibatch that are scored at once."""
+
+    batch: Minibatch
+    """The decisions."""
+    weight: float
+    """The minibatch's loss, a mean over its decisions, is the mean over ranks of the sum of weight x this loss."""
+    last: bool
+    """Whether it is this rank's last micro-batch of the minibatch."""
 
 
 @dataclass(frozen=True, kw_only=True)

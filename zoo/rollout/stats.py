@@ -14,7 +14,7 @@ from torch import Tensor
 from vla_gym.vector.sb3 import SB3VecEnv
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.rollout.types import Step
+from zoo.rollout.buffer import Step
 
 
 class PhaseClock:

@@ -17,9 +17,10 @@ from torch import Tensor
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.placement import Placement, block, overlap
 from zoo.distributed.weight_sync import Channel, WeightSync
+from zoo.rollout.buffer import Observation
+from zoo.rollout.collector import OnStep, RolloutStart
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
-from zoo.rollout.types import Observation, OnStep, RolloutStart
 
 
 class RolloutWorker:

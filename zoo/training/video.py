@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from vla_gym.errors import BadValue
 from vla_gym.observation import decode_instruction
 from vla_gym.video import VideoGrid
-from zoo.rollout.types import Step
+from zoo.rollout.buffer import Step
 
 _logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from tests.zoo.stand_ins import Rows, StandInPolicy, scripted_envs
 from vla_gym.errors import BadValue, UnknownName
 from zoo import GRPO, PPO
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
+from zoo.rollout.collector import OnStep, RolloutStart
 from zoo.rollout.stats import RolloutStats
-from zoo.rollout.types import OnStep, RolloutStart
 
 SCRIPT = [(0.0, 3, "on"), (1.0, 1, "terminated")]
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}

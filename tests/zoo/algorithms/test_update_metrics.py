@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from zoo.algorithms.losses import PPOLoss
+from zoo.algorithms.losses import PPOLoss, Scores
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
     behaviour_gap,
@@ -19,8 +19,8 @@ from zoo.algorithms.update_metrics import (
     value_range,
 )
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.types import MicroBatch, Minibatch, Scores
+from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch
+from zoo.rollout.minibatches import MicroBatch
 
 LOSS = PPOLoss(
     clip_low=0.2,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vla_gym.vector.step import EnvStep
 from vla_policies.types import ActionSample
-from zoo.rollout.types import Step
+from zoo.rollout.buffer import Step
 
 
 def step(

@@ -7,8 +7,7 @@ import torch
 from gymnasium import spaces
 
 from tests.zoo.rollout.steps import step
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.types import Step
+from zoo.rollout.buffer import ChunkRolloutBuffer, Step
 
 CPU = torch.device("cpu")
 CHUNK, DIMS = 2, 3

@@ -13,9 +13,8 @@ from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig, RolloutCollector
-from zoo.rollout.types import RolloutStart, Step
+from zoo.rollout.buffer import ChunkRolloutBuffer, Step
+from zoo.rollout.collector import CollectorConfig, RolloutCollector, RolloutStart
 
 # Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
 CUT_OFF = [(0.0, 3, "on"), (1.0, 1, "truncated")]

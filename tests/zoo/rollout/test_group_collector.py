@@ -18,9 +18,8 @@ from vla_policies.types import ActionSample
 from zoo.algorithms.grpo import all_outcomes, group_lines
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig, GroupCollector, GroupConfig, check_shared_start
+from zoo.rollout.collector import CollectorConfig, GroupCollector, GroupConfig, RolloutStart, check_shared_start
 from zoo.rollout.stats import GroupOutcome
-from zoo.rollout.types import RolloutStart
 
 NUM_DECISIONS = 12 // CHUNK
 

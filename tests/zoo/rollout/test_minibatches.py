@@ -14,8 +14,7 @@ from tests.zoo.rollout.steps import step
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import write_loss_weights
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.minibatches import Columns, RolloutData, even_order, minibatch_shards, split_evenly
-from zoo.rollout.types import MicroBatch
+from zoo.rollout.minibatches import Columns, MicroBatch, RolloutData, even_order, minibatch_shards, split_evenly
 
 ROWS, COLUMNS = 6, 8
 

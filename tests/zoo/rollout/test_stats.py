@@ -15,8 +15,8 @@ from tests.zoo.rollout.steps import step
 from vla_gym.workers.sub_env import EpisodeStats
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.rollout.buffer import Step
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutRecorder, episode_metrics
-from zoo.rollout.types import Step
 
 
 def test_episode_numbers():

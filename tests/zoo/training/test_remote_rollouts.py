@@ -20,8 +20,8 @@ from vla_gym.workers.pool import AbsentPool, Pool
 from zoo import PPO
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.weight_sync import trained
+from zoo.rollout.collector import RolloutStart
 from zoo.rollout.stats import RolloutStats
-from zoo.rollout.types import RolloutStart
 from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
 
 ACTOR, ROLLOUT = 0, 1
