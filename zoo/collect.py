@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from vla_gym import make_vec
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
@@ -259,21 +260,17 @@ def expert_source(args: argparse.Namespace) -> Source:
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
     options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED) | task_options(args)
     benchmark = find_benchmark(args.env, **benchmark_options(options))
-    make_expert = expert_class(benchmark)
-    num_envs = args.num_envs or DEFAULT_NUM_ENVS
+    make_expert, num_envs = expert_class(benchmark), args.num_envs or DEFAULT_NUM_ENVS
 
     def opened() -> Opened:
-        from vla_gym import make_vec
-
         rules = {"noise": args.noise, "seed": args.seed, "lead": args.wander or 0.0}
         envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)
         return envs, lambda attempts, _: demonstrate(envs, make_expert, attempts, **rules)
 
-    settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
     return Source(
         env=args.env,
         benchmark=benchmark,
-        settings=settings | ({"wander": args.wander} if args.wander else {}),
+        settings={**_settings(args.env, options, args), **({"wander": args.wander} if args.wander else {})},
         num_envs=num_envs,
         rounds=args.rounds or (MOST_ROUNDS if varied else 1),
         varied_by="--noise (e.g. --noise 0.2)",
@@ -284,8 +281,8 @@ def expert_source(args: argparse.Namespace) -> Source:
 def student_source(args: argparse.Namespace) -> Source:
     """Return the benchmark's scripted expert that takes over from a run, in the images the run was trained on."""
     _refuse(args, ("run", "policy", "wander", "gamma", "gae_lambda"), "does not go with --student RUN; leave it out")
-    plan = plan_rollout(argparse.Namespace(**{**vars(args), "run": args.student}), episodes=None)
-    benchmark, options = _planned(plan)
+    agent = plan_rollout(argparse.Namespace(**{**vars(args), "run": args.student}), episodes=None)
+    benchmark = find_benchmark(agent.env, **benchmark_options(agent.env_options))
     make_expert = expert_class(benchmark)
     share = STUDENT_SHARE if args.student_share is None else args.student_share
 
@@ -293,29 +290,21 @@ def student_source(args: argparse.Namespace) -> Source:
         from zoo.agents.agent import open_agent
         from zoo.demonstrations.policy_recorder import PolicyActor
 
-        student, envs = open_agent(plan, every_step=True, privileged=True)
+        student, envs = open_agent(agent, every_step=True, privileged=True)
         rules = {"noise": args.noise, "seed": args.seed, "lead": share, "chunk": student.conventions.chunk}
 
         def record(attempts: Sequence[Attempt], first: int) -> list[Demonstration]:
-            actor = PolicyActor(student, first, deterministic=not plan.protocol.sample, seed=args.seed)
+            actor = PolicyActor(student, first, deterministic=not agent.protocol.sample, seed=args.seed)
             return demonstrate(envs, make_expert, attempts, leader=actor.act, **rules)
 
         return envs, record
 
-    settings = {
-        "env": plan.env,
-        "options": options,
-        "noise": args.noise,
-        "seed": args.seed,
-        "student": plan.policy.name,
-        "student_share": share,
-        "stochastic": plan.protocol.sample,
-    }
+    leading = {"student": agent.policy.name, "student_share": share, "stochastic": agent.protocol.sample}
     return Source(
-        env=plan.env,
+        env=agent.env,
         benchmark=benchmark,
-        settings=settings | _opened_with(plan),
-        num_envs=plan.num_envs,
+        settings={**_settings(agent.env, agent.env_options, args), **leading, **_opened_with(agent)},
+        num_envs=agent.num_envs,
         rounds=args.rounds or MOST_ROUNDS,
         varied_by="the step at which the expert takes over",
         open=opened,
@@ -324,57 +313,46 @@ def student_source(args: argparse.Namespace) -> Source:
 
 def policy_source(args: argparse.Namespace) -> Source:
     """Return a run's or another policy, in the images it was trained on."""
-    _refuse(args, ("wander",), "is for --expert; a policy's own sampling is --stochastic")
-    if args.noise:
-        raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
-    gamma = GAMMA if args.gamma is None else args.gamma
-    gae_lambda = GAE_LAMBDA if args.gae_lambda is None else args.gae_lambda
-    plan = plan_rollout(args, episodes=None)
-    benchmark, options = _planned(plan)
+    for name in ("noise", "wander"):
+        if getattr(args, name):
+            raise BadValue(f"--{name} is for --expert; a policy's own sampling is --stochastic")
+    agent = plan_rollout(args, episodes=None)
+    advantages = {
+        "gamma": GAMMA if args.gamma is None else args.gamma,
+        "gae_lambda": GAE_LAMBDA if args.gae_lambda is None else args.gae_lambda,
+    }
 
     def opened() -> Opened:
         from zoo.agents.agent import open_agent
         from zoo.demonstrations.policy_recorder import roll_out
 
-        rules = {"deterministic": not plan.protocol.sample, "seed": args.seed, "gamma": gamma, "gae_lambda": gae_lambda}
-        values = plan.served is None
-        policy, envs = open_agent(plan, every_step=True)
-        return envs, lambda attempts, first: roll_out(envs, policy, attempts, first, values=values, **rules)
+        rules = {"deterministic": not agent.protocol.sample, "seed": args.seed, "values": agent.served is None}
+        policy, envs = open_agent(agent, every_step=True)
+        return envs, lambda attempts, first: roll_out(envs, policy, attempts, first, **rules, **advantages)
 
-    settings = {
-        "env": plan.env,
-        "options": options,
-        "policy": plan.policy.name,
-        "stochastic": plan.protocol.sample,
-        **_opened_with(plan),
-        "gamma": gamma,
-        "gae_lambda": gae_lambda,
-        "seed": args.seed,
-    }
+    settings = _settings(agent.env, agent.env_options, args)
+    del settings["noise"]
+    acting = {"policy": agent.policy.name, "stochastic": agent.protocol.sample, **_opened_with(agent)}
     return Source(
-        env=plan.env,
-        benchmark=benchmark,
-        settings=settings,
-        num_envs=plan.num_envs,
-        rounds=args.rounds or (MOST_ROUNDS if plan.protocol.sample else 1),
-        varied_by="--stochastic" if plan.can_sample else None,
+        env=agent.env,
+        benchmark=find_benchmark(agent.env, **benchmark_options(agent.env_options)),
+        settings={**settings, **acting, **advantages},
+        num_envs=agent.num_envs,
+        rounds=args.rounds or (MOST_ROUNDS if agent.protocol.sample else 1),
+        varied_by="--stochastic" if agent.can_sample else None,
         open=opened,
     )
 
 
-def _planned(plan: Agent) -> tuple[Benchmark, dict[str, Any]]:
-    """Return the benchmark of a plan, and the options of its environment as a dataset records them."""
-    options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
-    return find_benchmark(plan.env, **benchmark_options(options)), _recorded(options)
+def _settings(env: str, options: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Return what decides an episode of any source, of the environment without what does not change its images."""
+    ignored = ("num_workers", "on_worker_error")
+    recorded = {name: value for name, value in sorted(options.items()) if name not in ignored}
+    return {"env": env, "options": recorded, "noise": args.noise, "seed": args.seed}
 
 
-def _opened_with(plan: Agent) -> dict[str, Any]:
-    """Return the settings of how the policy acts, such as its temperature; empty where none was given."""
-    return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
-
-
-def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sorted(options.items()) if name != "num_workers"}
+def _opened_with(agent: Agent) -> dict[str, Any]:
+    return {"policy_kwargs": dict(agent.policy_kwargs)} if agent.policy_kwargs else {}
 
 
 if __name__ == "__main__":

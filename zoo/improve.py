@@ -259,7 +259,7 @@ def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | N
 
 
 def _line(number: int, done: Mapping[str, Any]) -> str:
-    """Return what came of a round."""
+    """Return a line on a finished round."""
     parts = []
     if "success" in done:
         rate = done["success"]
@@ -286,7 +286,7 @@ def _cpu_seconds() -> float:
 
 @dataclass
 class Rounds:
-    """What was asked for, and what came of it so far."""
+    """Rounds: their flags, and the records of those that are done."""
 
     args: argparse.Namespace
     """Parsed flags, defaults filled in."""

@@ -27,7 +27,7 @@ LEARNING_FIELDS = (
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.sft`."""
+    """Return the flags of `zoo.sft`."""
     p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     add_fields(p, RunConfig, "env", env={"metavar": "ID"})
     add_fields(p, SFTConfig, "dataset", "episodes", dataset={"metavar": "FOLDER"})
@@ -56,7 +56,7 @@ def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> No
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.main.guarded`."""
+    """Run the command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_named_packages(args)
     point = find_stopped_run(args.resume) if args.resume else None

@@ -225,7 +225,7 @@ def _frames_of(path: Path) -> Iterator[np.ndarray]:
 
 
 def _decoding(path: Path) -> list[str]:
-    """Return the command that writes a video's frames as PPM, which says its own size: `info.json` may be wrong."""
+    # Frames are written as PPM, which says its own size: `info.json` may be wrong.
     # Without -xerror a damaged frame is left out, and every later one taken for the one before.
     command = [find_ffmpeg(), "-v", "error", "-xerror", "-max_pixels", str(lr.MOST_PIXELS)]
     # A thread of filters for each of 256 cores would take all that ffmpeg may.

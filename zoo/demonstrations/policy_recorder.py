@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vla_gym.vector.vector_env import VLAVectorEnv
-from vla_policies.actions.noise import Noise, SlotNoise
-from vla_policies.conventions import Conventions
-from vla_policies.types import ActionSample
+from vla_policies import VLAPolicy
+from vla_policies.actions.noise import SlotNoise
 from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
 from zoo.evaluation.evaluator import observation_rows
 from zoo.rollout.advantages import gae
@@ -26,23 +24,9 @@ CHUNK_STEP = "vla_zoo.chunk_step"
 """Step of its chunk that a frame is; 0 is what the policy saw when it decided."""
 
 
-class ActingPolicy(Protocol):
-    """The part of `VLAPolicy` that recording needs."""
-
-    @property
-    def conventions(self) -> Conventions:
-        """Observations and actions of the policy."""
-
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = ...) -> ActionSample:
-        """Decide for B observations."""
-
-    def predict_values(self, obs: Any) -> Tensor:
-        """State values `[B, 1]`."""
-
-
 def roll_out(
     envs: VLAVectorEnv,
-    policy: ActingPolicy,
+    policy: VLAPolicy,
     attempts: Sequence[Attempt],
     first: int,
     *,
@@ -56,7 +40,7 @@ def roll_out(
 
     Args:
         envs: chunk 1, autoreset DISABLED; the policy's chunk is played step by step.
-        policy: who acts.
+        policy: who acts; or one that others serve, which has `conventions` and `act`, too.
         attempts: start states.
         first: number of the first attempt among all: samples depend on the seed and their attempt's number alone.
         deterministic: the likeliest action instead of a sampled one.
@@ -105,9 +89,7 @@ def episode_advantages(
 class PolicyActor:
     """A policy in all environments, which decide together, every K steps."""
 
-    def __init__(
-        self, policy: ActingPolicy, first: int, *, deterministic: bool, seed: int, values: bool = False
-    ) -> None:
+    def __init__(self, policy: VLAPolicy, first: int, *, deterministic: bool, seed: int, values: bool = False) -> None:
         """See `roll_out`."""
         self._policy, self._first = policy, first
         self._deterministic, self._seed, self._values = deterministic, seed, values

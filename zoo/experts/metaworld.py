@@ -49,12 +49,12 @@ class Aim:
 
 
 def reach_ball(privileged_P: np.ndarray) -> Aim:
-    """The fingers' middle into the ball. Upstream's policy takes the hand there, and has 5 of the 50 mm left."""
+    """Take the fingers' middle into the ball. Upstream's policy takes the hand there, and has 5 of the 50 mm left."""
     return Aim(position_3=privileged_P[-3:] - TIPS, effort=REST)
 
 
 def open_door(privileged_P: np.ndarray) -> Aim:
-    """Closed fingers down behind the handle's bar, then along its arc."""
+    """Take closed fingers down behind the handle's bar, then along its arc."""
     hand_3, handle_3 = privileged_P[:3], privileged_P[4:7]
     hinge_3 = privileged_P[-3:] + HINGE
     across, along = (handle_3 - hinge_3)[1::-1]
@@ -70,7 +70,7 @@ def open_door(privileged_P: np.ndarray) -> Aim:
 
 
 def insert_peg(privileged_P: np.ndarray) -> Aim:
-    """The peg from above, its head in front of the hole, then in. It never turns."""
+    """Take the peg from above, its head in front of the hole, then in. It never turns."""
     hand_3, opening, peg_3 = privileged_P[:3], privileged_P[3], privileged_P[4:7]
     off_3 = hand_3 - peg_3 - GRIP
     if (np.abs(off_3[:2]) > OVER_PEG).any():

@@ -129,7 +129,6 @@ def frames_of(
 
 
 def _columns(one: Demonstration, chunk: int) -> dict[str, np.ndarray | StoredImages]:
-    """Return what is learned of one demonstration of T steps, `[T, ...]` each."""
     action_TKA, mask_TK = chunk_targets(one.action_TA, chunk)
     instruction_TL = np.tile(encode_instruction(one.instruction), (one.length, 1))
     columns = {**one.images, "instruction": instruction_TL, _ACTION: action_TKA, _MASK: mask_TK}

@@ -34,7 +34,7 @@ _STREAM = 1
 
 
 def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE, *, privileged_coef: float = 0.0) -> Tensor:
-    """Mean over the actions that were executed, and their dims, each times its frame's weight.
+    """Return the mean over the actions that were executed, and their dims, each times its frame's weight.
 
     `noise` is what flow matching draws from. `privileged_coef` times the error of the policy's prediction of the
     frames' privileged vectors is added, see `PrivilegedHead.error`.
@@ -57,7 +57,7 @@ def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE, *, pr
 
 
 def _privileged_error(policy: Any, scored: Evaluation, batch: Frames) -> Tensor:
-    """Each frame's error as that of each of its actions, `[B, K, 1]`: then parts of a batch add up to it."""
+    """Return each frame's error as that of each of its actions, `[B, K, 1]`: then parts of a batch add up to it."""
     error_B: Tensor = policy.backbone.privileged.error(scored.privileged_BP, batch.privileged_BP)
     return error_B[:, None, None].expand(-1, batch.mask_BK.shape[1], 1)
 
@@ -71,7 +71,7 @@ def _mean(value_BKA: Tensor, batch: Frames) -> Tensor:
 
 
 class ImitationScorer(Scorer):
-    """Loss of a batch of `Frames`, what a `Learner` differentiates that learns from nothing else."""
+    """Loss of a batch of `Frames`, for a `Learner` that learns from nothing else."""
 
     def __init__(self, policy: Any, privileged_coef: float = 0.0) -> None:
         super().__init__(policy)
@@ -98,7 +98,7 @@ class FrameBatch:
     """What is done to a part's frames before they are learned."""
 
     def part(self, place_P: Tensor, device: torch.device) -> tuple[Frames, Noise]:
-        """The frames at some places of the batch, on `device`, and what their losses draw from."""
+        """Return the frames at some places of the batch, on `device`, and the noise of their losses."""
         noise = SlotNoise(self.seed, self.step, place_P.numpy())
         return self.change(self.frames.pick(self.index_B[place_P], device), noise), noise
 
@@ -164,7 +164,7 @@ class DemonstrationsLoss:
         self._process_group = process_group
 
     def batches(self, epoch: int) -> Iterator[FrameBatch]:
-        """The minibatches of pass number `epoch` of the run, without end: no frame twice before all have come."""
+        """Yield the minibatches of pass number `epoch`, without end: no frame twice before all have come."""
         seed = np.random.SeedSequence([self._seed, epoch, _STREAM]).generate_state(1)
         order = batches(len(self.frames), self._batch_size, torch.Generator().manual_seed(int(seed[0])))
         for number, index_B in enumerate(order):
@@ -177,9 +177,9 @@ class DemonstrationsLoss:
 
 
 def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | None, chunk: int) -> Frames:
-    """The frames of all demonstrations in `folders`, with chunks of K = `chunk` actions.
+    """Return the frames of all demonstrations in `folders`, with chunks of K = `chunk` actions.
 
-    Raises `BadValue` for datasets that do not fit each other or the policy, and for a policy without an imitation loss.
+    Raise `BadValue` for datasets that do not fit each other or the policy, and for a policy without an imitation loss.
     """
     groups = {folder: read_dataset(folder) for folder in folders}
     if benchmark is not None:

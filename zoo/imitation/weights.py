@@ -28,7 +28,7 @@ _SMALLEST_STD = 1e-5
 
 
 class NothingToLearn(BadValue):
-    """No frame is worth more than another: none was solved, or rewards tell none apart."""
+    """Raised where no frame is worth more than another: none was solved, or rewards tell none apart."""
 
 
 def check_weighable(folder: Path, kind: FrameWeight) -> None:
