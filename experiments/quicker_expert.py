@@ -16,7 +16,7 @@ import numpy as np
 
 from zoo import collect, evaluate, sft
 from zoo.experts import metaworld
-from zoo.experts.metaworld import OPEN, Aim
+from zoo.experts.metaworld import OPEN, GripAim
 
 ENV = "MetaWorld/door-lock"
 PRESS = np.array([-0.02, -0.02, 0.0])
@@ -29,14 +29,14 @@ CLEAR = 0.05
 """Height over the lock at which the hand passes over it."""
 
 
-def press_lock(privileged_P: np.ndarray) -> Aim:
+def press_lock(privileged_P: np.ndarray) -> GripAim:
     """Over the lock, then with it, from float64 `[39]`, metres; Meta-World's own policy first goes up by 0.3 m."""
     hand_3, lock_3 = privileged_P[:3], privileged_P[4:7] + PRESS
     distance = float(np.linalg.norm(hand_3[:2] - lock_3[:2]))
     if distance <= BESIDE:
-        return Aim(position_3=lock_3 + ALONG, effort=OPEN)
+        return GripAim(position_3=lock_3 + ALONG, effort=OPEN)
     low = distance < NEAR and hand_3[2] < lock_3[2] + CLEAR
-    return Aim(position_3=hand_3 + RISE if low else lock_3 + OVER, effort=OPEN)
+    return GripAim(position_3=hand_3 + RISE if low else lock_3 + OVER, effort=OPEN)
 
 
 def main(seeds: list[int]) -> None:

@@ -48,7 +48,7 @@ from zoo.config.run_config import RunConfig, sft_config
 from zoo.demonstrations.lerobot_format import parquet
 from zoo.demonstrations.lerobot_reader import check_dataset, solved_episodes
 from zoo.files import content_of, quoted, read_json, write_text
-from zoo.imitation.weights import NothingToLearn, check_weighable
+from zoo.imitation.weights import NothingToWeigh, check_weighable
 from zoo.runs.folder import (
     COMMAND_FILE,
     EVALUATION_FILE,
@@ -243,7 +243,7 @@ def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | N
                 sft.run(rounds.learning(number))
             if not has_ended(rounds.run_of(number)):
                 return None
-        except NothingToLearn:
+        except NothingToWeigh:
             if not rounds.args.episodes:
                 raise
             done = {LEARNED: False}

@@ -18,7 +18,7 @@ from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import REWARD
 from zoo.distributed.learner import Learner
-from zoo.imitation.weights import NothingToLearn, weighed
+from zoo.imitation.weights import NothingToWeigh, weighed
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -166,7 +166,7 @@ def learn_from(most: int) -> Callable[..., Any]:
 
     def scripted(episodes: Any, kind: str, **how: Any) -> Any:
         if len(episodes) < most:
-            raise NothingToLearn(f"none of the {len(episodes)} episodes was solved")
+            raise NothingToWeigh(f"none of the {len(episodes)} episodes was solved")
         return weighed(episodes, "none", **how)
 
     return scripted

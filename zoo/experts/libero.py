@@ -25,7 +25,7 @@ from zoo.experts.libero_placing import (
     POINTING,
     RIM_AZIMUTH,
     WIDEST,
-    Command,
+    HandCommand,
     PlacingSkill,
     own_place,
 )
@@ -60,11 +60,11 @@ DISH_LEAD = 0.08  # by which the hand's target leads the dish
 class Skill(Protocol):
     """Does one part of a goal, a step at a time."""
 
-    def command(self, hand: Hand, part: Any) -> Command | None:
+    def command(self, hand: Hand, part: Any) -> HandCommand | None:
         """Return where the hand should be; None when there is nothing more to do."""
 
 
-class Stage(IntEnum):
+class SkillStage(IntEnum):
     """Stages of a `StagedSkill` in their order."""
 
     APPROACH = 0
@@ -76,27 +76,27 @@ class Stage(IntEnum):
 
 
 class StagedSkill(ABC):
-    """Goes through `Stage` once; a `Skill`."""
+    """Goes through `SkillStage` once; a `Skill`."""
 
-    patience: ClassVar[dict[Stage, int]] = {}
+    patience: ClassVar[dict[SkillStage, int]] = {}
     """Steps after which a stage is given up, where they are not 60."""
 
     def __init__(self) -> None:
-        self.stage, self._steps = Stage.APPROACH, 0
+        self.stage, self._steps = SkillStage.APPROACH, 0
 
-    def command(self, hand: Hand, part: Any) -> Command | None:
+    def command(self, hand: Hand, part: Any) -> HandCommand | None:
         """Return where the hand should be; None when the hand is back."""
         command, over = self._next(hand, part)
         if over or self._steps >= self.patience.get(self.stage, 60):
-            if self.stage is Stage.BACK:
+            if self.stage is SkillStage.BACK:
                 return None
-            self.stage, self._steps = Stage(self.stage + 1), 0
+            self.stage, self._steps = SkillStage(self.stage + 1), 0
             return self.command(hand, part)
         self._steps += 1
         return command
 
     @abstractmethod
-    def _next(self, hand: Hand, part: Any) -> tuple[Command, bool]:
+    def _next(self, hand: Hand, part: Any) -> tuple[HandCommand, bool]:
         """Return the command of the present stage, and whether the stage is over."""
 
 
@@ -108,7 +108,7 @@ class DrawerSkill(StagedSkill):
         self._direction_3: np.ndarray | None = None
         self._pulls = True
 
-    def _next(self, hand: Hand, part: Moving) -> tuple[Command, bool]:
+    def _next(self, hand: Hand, part: Moving) -> tuple[HandCommand, bool]:
         if self._direction_3 is None:
             self._direction_3 = part.axis_3 * math.copysign(1.0, part.way)
             self._pulls = pulls(part)
@@ -121,44 +121,44 @@ class DrawerSkill(StagedSkill):
         grip_3 = part.handle.centre_3 + DEPTH * pointing_3
         left = float(part.way * (part.axis_3 @ direction_3))
         point_3 = {
-            Stage.APPROACH: part.handle.centre_3 - BEFORE * pointing_3,
-            Stage.REACH: grip_3,
-            Stage.HOLD: grip_3,
-            Stage.MOVE: grip_3 + direction_3 * min(DRAWER_LEAD, left + BEYOND),
-            Stage.LET_GO: hand.point_3,
-            Stage.BACK: hand.point_3 - BEFORE * pointing_3,
+            SkillStage.APPROACH: part.handle.centre_3 - BEFORE * pointing_3,
+            SkillStage.REACH: grip_3,
+            SkillStage.HOLD: grip_3,
+            SkillStage.MOVE: grip_3 + direction_3 * min(DRAWER_LEAD, left + BEYOND),
+            SkillStage.LET_GO: hand.point_3,
+            SkillStage.BACK: hand.point_3 - BEFORE * pointing_3,
         }[self.stage]
         arrived = _distance(point_3, hand) < ARRIVED
         over = {
-            Stage.APPROACH: arrived and _is_turned(hand, quat_4),
-            Stage.REACH: arrived,
-            Stage.HOLD: self._steps >= (HOLD if self._pulls else 0),
-            Stage.MOVE: left <= 0.0,
-            Stage.LET_GO: self._steps >= (LET_GO if self._pulls else 0),
-            Stage.BACK: self._steps >= BACK,
+            SkillStage.APPROACH: arrived and _is_turned(hand, quat_4),
+            SkillStage.REACH: arrived,
+            SkillStage.HOLD: self._steps >= (HOLD if self._pulls else 0),
+            SkillStage.MOVE: left <= 0.0,
+            SkillStage.LET_GO: self._steps >= (LET_GO if self._pulls else 0),
+            SkillStage.BACK: self._steps >= BACK,
         }[self.stage]
-        closed = self.stage in (Stage.HOLD, Stage.MOVE) or not self._pulls
-        return Command(point_3=point_3, quat_4=quat_4, closed=closed), over
+        closed = self.stage in (SkillStage.HOLD, SkillStage.MOVE) or not self._pulls
+        return HandCommand(point_3=point_3, quat_4=quat_4, closed=closed), over
 
 
 class TurningSkill(StagedSkill):
     """Takes a knob by its ridge, or a door by its bar, from above and turns the hand with it."""
 
-    patience: ClassVar[dict[Stage, int]] = {Stage.MOVE: 120}
+    patience: ClassVar[dict[SkillStage, int]] = {SkillStage.MOVE: 120}
 
     def __init__(self) -> None:
         super().__init__()
         self._yaw: float | None = None
 
-    def _next(self, hand: Hand, part: Moving) -> tuple[Command, bool]:
+    def _next(self, hand: Hand, part: Moving) -> tuple[HandCommand, bool]:
         now, door, narrowest = yaw_of(hand.quat_4, CLOSING), is_door(part), narrowest_yaw(part.handle)
         grip_3 = part.handle.centre_3
         grip_3[2] = part.handle.top - BELOW_TOP
-        if self._yaw is None or self.stage < Stage.MOVE:
+        if self._yaw is None or self.stage < SkillStage.MOVE:
             # The turn is spread to both sides of where the hand is now: its last joint has an end.
             half_way = part.way * part.axis_3[2] / 2
             self._yaw = nearest_yaw(now, narrowest + half_way, math.pi) - half_way
-        if self.stage is Stage.MOVE:
+        if self.stage is SkillStage.MOVE:
             way = part.way + math.copysign(SHUT, part.way) if door else part.way
             turn = float(np.clip(way * part.axis_3[2], -TURN_STEP, TURN_STEP))
             self._yaw = nearest_yaw(now, narrowest, math.pi) + turn
@@ -166,37 +166,37 @@ class TurningSkill(StagedSkill):
             out_2 = (grip_3 - part.anchor_3)[:2]
             grip_3[:2] = part.anchor_3[:2] + np.array([[cosine, -sine], [sine, cosine]]) @ out_2
         point_3 = {
-            Stage.APPROACH: grip_3 + BEFORE * UP,
-            Stage.LET_GO: hand.point_3,
-            Stage.BACK: hand.point_3 + BEFORE * UP,
+            SkillStage.APPROACH: grip_3 + BEFORE * UP,
+            SkillStage.LET_GO: hand.point_3,
+            SkillStage.BACK: hand.point_3 + BEFORE * UP,
         }.get(self.stage, grip_3)
         lean = -LEAN if door else LEAN
         leaning_4 = np.array([math.cos(lean / 2), 0.0, math.sin(lean / 2), 0.0])
         quat_4 = multiply(leaning_4, downward(self._yaw, POINTING))
         arrived = _distance(point_3, hand) < ARRIVED
         over = {
-            Stage.APPROACH: arrived and _is_turned(hand, quat_4),
-            Stage.REACH: arrived,
-            Stage.HOLD: self._steps >= HOLD,
-            Stage.MOVE: part.met and abs(part.way) < TURN_STEP,
-            Stage.LET_GO: self._steps >= LET_GO,
-            Stage.BACK: self._steps >= BACK,
+            SkillStage.APPROACH: arrived and _is_turned(hand, quat_4),
+            SkillStage.REACH: arrived,
+            SkillStage.HOLD: self._steps >= HOLD,
+            SkillStage.MOVE: part.met and abs(part.way) < TURN_STEP,
+            SkillStage.LET_GO: self._steps >= LET_GO,
+            SkillStage.BACK: self._steps >= BACK,
         }[self.stage]
-        closed = self.stage in (Stage.HOLD, Stage.MOVE)
-        return Command(point_3=point_3, quat_4=quat_4, closed=closed), over
+        closed = self.stage in (SkillStage.HOLD, SkillStage.MOVE)
+        return HandCommand(point_3=point_3, quat_4=quat_4, closed=closed), over
 
 
 class DraggingSkill(StagedSkill):
     """Pushes a flat dish by its rim, from within, along the table; it holds nothing and lets nothing go."""
 
-    patience: ClassVar[dict[Stage, int]] = dict.fromkeys(Stage, 80)
+    patience: ClassVar[dict[SkillStage, int]] = dict.fromkeys(SkillStage, 80)
 
     def __init__(self) -> None:
         super().__init__()
         self._yaw: float | None = None
         self._table = 0.0
 
-    def _next(self, hand: Hand, part: Placing) -> tuple[Command, bool]:
+    def _next(self, hand: Hand, part: Placing) -> tuple[HandCommand, bool]:
         if self._yaw is None:
             self._yaw = yaw_of(hand.quat_4, CLOSING)
             # Of a dish that tips the lowest corner goes down, and fingers that followed it would press on its rim.
@@ -207,18 +207,18 @@ class DraggingSkill(StagedSkill):
         inside_3 = part.thing.centre_3 + limited(way_3, 1e-9) / 1e-9 * WITHIN * radius
         inside_3[2] = self._table + FINGERTIPS
         point_3 = {
-            Stage.APPROACH: inside_3 + ABOVE,
-            Stage.REACH: inside_3,
-            Stage.MOVE: inside_3 + limited(way_3, DISH_LEAD),
+            SkillStage.APPROACH: inside_3 + ABOVE,
+            SkillStage.REACH: inside_3,
+            SkillStage.MOVE: inside_3 + limited(way_3, DISH_LEAD),
         }.get(self.stage, hand.point_3 + ABOVE)
         arrived = _distance(point_3, hand) < ARRIVED
         over = {
-            Stage.APPROACH: arrived,
-            Stage.REACH: arrived or float(hand.point_3[2]) < self._table + DOWN,
-            Stage.MOVE: part.met or float(np.linalg.norm((hand.point_3 - part.thing.centre_3)[:2])) > radius,
-            Stage.BACK: self._steps >= BACK,
+            SkillStage.APPROACH: arrived,
+            SkillStage.REACH: arrived or float(hand.point_3[2]) < self._table + DOWN,
+            SkillStage.MOVE: part.met or float(np.linalg.norm((hand.point_3 - part.thing.centre_3)[:2])) > radius,
+            SkillStage.BACK: self._steps >= BACK,
         }.get(self.stage, True)
-        return Command(point_3=point_3, quat_4=downward(self._yaw, POINTING), closed=True), over
+        return HandCommand(point_3=point_3, quat_4=downward(self._yaw, POINTING), closed=True), over
 
 
 def _distance(point_3: np.ndarray, hand: Hand) -> float:

@@ -38,7 +38,7 @@ SLIPPED = 0.04  # change of the distance between hand and thing that means it is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class HandCommand:
     """Where the hand should be."""
 
     point_3: np.ndarray  # of the grip site
@@ -46,7 +46,7 @@ class Command:
     closed: bool  # whether the fingers close
 
 
-class Stage(IntEnum):
+class PlacingStage(IntEnum):
     """Stages in their order; when the thing slips away the first begins again."""
 
     APPROACH = 0
@@ -59,9 +59,13 @@ class Stage(IntEnum):
     RETREAT = 7
 
 
-CARRYING = (Stage.RAISE, Stage.CARRY, Stage.LOWER)
-CLOSED = (Stage.GRASP, *CARRYING)
-DURATION = {Stage.GRASP: 9, Stage.RELEASE: 9, Stage.RETREAT: 6}  # steps; fingers take 8 from one end to the other
+CARRYING = (PlacingStage.RAISE, PlacingStage.CARRY, PlacingStage.LOWER)
+CLOSED = (PlacingStage.GRASP, *CARRYING)
+DURATION = {
+    PlacingStage.GRASP: 9,
+    PlacingStage.RELEASE: 9,
+    PlacingStage.RETREAT: 6,
+}  # steps; fingers take 8 from one end to the other
 PATIENCE = 40  # steps after which any other stage is left although something keeps the hand from arriving
 
 
@@ -203,32 +207,32 @@ def _lower(hand: Hand, part: Placing, plan: Plan) -> np.ndarray:
     return above_3
 
 
-WAYPOINT: dict[Stage, Callable[[Hand, Placing, Plan], np.ndarray]] = {
-    Stage.APPROACH: lambda hand, part, plan: funnel(hand.point_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
-    Stage.DESCEND: lambda hand, part, plan: plan.grasp.point_3,
-    Stage.GRASP: lambda hand, part, plan: plan.grasp.point_3,
-    Stage.RAISE: _raise,
-    Stage.CARRY: _carry,
-    Stage.LOWER: _lower,
-    Stage.RELEASE: lambda hand, part, plan: hand.point_3,
-    Stage.RETREAT: lambda hand, part, plan: hand.point_3 + ABOVE,
+WAYPOINT: dict[PlacingStage, Callable[[Hand, Placing, Plan], np.ndarray]] = {
+    PlacingStage.APPROACH: lambda hand, part, plan: funnel(hand.point_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
+    PlacingStage.DESCEND: lambda hand, part, plan: plan.grasp.point_3,
+    PlacingStage.GRASP: lambda hand, part, plan: plan.grasp.point_3,
+    PlacingStage.RAISE: _raise,
+    PlacingStage.CARRY: _carry,
+    PlacingStage.LOWER: _lower,
+    PlacingStage.RELEASE: lambda hand, part, plan: hand.point_3,
+    PlacingStage.RETREAT: lambda hand, part, plan: hand.point_3 + ABOVE,
 }
-"""Stage -> target of the grip site, `[3]`, metres."""
+"""PlacingStage -> target of the grip site, `[3]`, metres."""
 
 
-def orientation(stage: Stage, plan: Plan) -> np.ndarray:
+def orientation(stage: PlacingStage, plan: Plan) -> np.ndarray:
     """Return the hand's quaternion (w, x, y, z) in a stage."""
-    turn = plan.turn if stage >= Stage.CARRY else None
+    turn = plan.turn if stage >= PlacingStage.CARRY else None
     return downward(plan.grasp.finger_yaw + (turn or 0.0), POINTING)
 
 
-def has_slipped(stage: Stage, hand: Hand, part: Placing, plan: Plan) -> bool:
+def has_slipped(stage: PlacingStage, hand: Hand, part: Placing, plan: Plan) -> bool:
     """Whether the thing should be in the hand but is not."""
     distance = float(np.linalg.norm(part.thing.centre_3 - hand.point_3))
     return stage in CARRYING and abs(distance - plan.hold) > SLIPPED
 
 
-def is_over(stage: Stage, steps: int, hand: Hand, part: Placing, plan: Plan) -> bool:
+def is_over(stage: PlacingStage, steps: int, hand: Hand, part: Placing, plan: Plan) -> bool:
     """Whether the stage is done, or out of patience, after so many steps."""
     if stage in DURATION:
         return steps >= DURATION[stage]
@@ -236,39 +240,39 @@ def is_over(stage: Stage, steps: int, hand: Hand, part: Placing, plan: Plan) -> 
         return True
     x, y, height = WAYPOINT[stage](hand, part, plan) - hand.point_3
     turned = float(np.linalg.norm(turn_between(hand.quat_4, orientation(stage, plan)))) < TURNED
-    if stage in (Stage.RAISE, Stage.CARRY):
-        turned = turned or stage is Stage.RAISE or plan.turn is None
+    if stage in (PlacingStage.RAISE, PlacingStage.CARRY):
+        turned = turned or stage is PlacingStage.RAISE or plan.turn is None
         return turned and bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
-    turned = turned or stage is Stage.LOWER
+    turned = turned or stage is PlacingStage.LOWER
     return turned and float(np.linalg.norm([x, y, height])) < ARRIVED
 
 
 class PlacingSkill:
-    """Goes through `Stage` once; see `zoo.experts.libero.Skill`. A thing that slips away is taken again."""
+    """Goes through `PlacingStage` once; see `zoo.experts.libero.Skill`. A thing that slips away is taken again."""
 
     def __init__(self, rim_azimuth: float, place_2: np.ndarray) -> None:
         self._rim_azimuth = rim_azimuth
         self._place_3 = np.append(place_2, 0.0)
         self._plan: Plan | None = None
         self._attempts = 0
-        self.stage, self._steps = Stage.APPROACH, 0
+        self.stage, self._steps = PlacingStage.APPROACH, 0
 
-    def command(self, hand: Hand, part: Placing) -> Command | None:
+    def command(self, hand: Hand, part: Placing) -> HandCommand | None:
         """Return where the hand should be; None when the last stage is over."""
         part = replace(part, target=replace(part.target, origin_3=part.target.origin_3 + self._place_3))
         plan = self._plan
         if plan is not None and is_over(self.stage, self._steps, hand, part, plan):
-            if self.stage is Stage.RETREAT:
+            if self.stage is PlacingStage.RETREAT:
                 return None
-            self.stage, self._steps = Stage(self.stage + 1), 0
+            self.stage, self._steps = PlacingStage(self.stage + 1), 0
         if plan is None or has_slipped(self.stage, hand, part, plan):
             # What is in the way on one side of a rim, a mug's ear for instance, is not on another.
             other_side = RIM_SIDES[self._attempts % len(RIM_SIDES)]
             self._plan = plan = make_plan(hand, part, self._rim_azimuth + other_side)
             self._attempts += 1
-            self.stage, self._steps = Stage.APPROACH, 0
+            self.stage, self._steps = PlacingStage.APPROACH, 0
         self._steps += 1
-        return Command(
+        return HandCommand(
             point_3=WAYPOINT[self.stage](hand, part, plan),
             quat_4=orientation(self.stage, plan),
             closed=self.stage in CLOSED,

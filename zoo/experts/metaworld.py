@@ -41,19 +41,19 @@ ALIGNED, BEFORE_HOLE = 0.012, 0.11  # the head may be so far beside the hole to 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aim:
+class GripAim:
     """Target of the hand, and effort of the gripper."""
 
     position_3: np.ndarray
     effort: float  # from -1, opens, to 1, closes
 
 
-def reach_ball(privileged_P: np.ndarray) -> Aim:
+def reach_ball(privileged_P: np.ndarray) -> GripAim:
     """Take the fingers' middle into the ball. Upstream's policy takes the hand there, and has 5 of the 50 mm left."""
-    return Aim(position_3=privileged_P[-3:] - TIPS, effort=REST)
+    return GripAim(position_3=privileged_P[-3:] - TIPS, effort=REST)
 
 
-def open_door(privileged_P: np.ndarray) -> Aim:
+def open_door(privileged_P: np.ndarray) -> GripAim:
     """Take closed fingers down behind the handle's bar, then along its arc."""
     hand_3, handle_3 = privileged_P[:3], privileged_P[4:7]
     hinge_3 = privileged_P[-3:] + HINGE
@@ -66,23 +66,23 @@ def open_door(privileged_P: np.ndarray) -> Aim:
     target_3 = np.append(hinge_3[:2] + _turned(target, angle), handle_3[2])
     if not hooked:
         target_3 = funnel(hand_3, target_3, mouth=0.05, slope=4.0, height=0.08)
-    return Aim(position_3=target_3, effort=CLOSE)
+    return GripAim(position_3=target_3, effort=CLOSE)
 
 
-def insert_peg(privileged_P: np.ndarray) -> Aim:
+def insert_peg(privileged_P: np.ndarray) -> GripAim:
     """Take the peg from above, its head in front of the hole, then in. It never turns."""
     hand_3, opening, peg_3 = privileged_P[:3], privileged_P[3], privileged_P[4:7]
     off_3 = hand_3 - peg_3 - GRIP
     if (np.abs(off_3[:2]) > OVER_PEG).any():
-        return Aim(position_3=funnel(hand_3, peg_3 + GRIP, mouth=0.03, slope=4.0, height=0.1), effort=OPEN)
+        return GripAim(position_3=funnel(hand_3, peg_3 + GRIP, mouth=0.03, slope=4.0, height=0.1), effort=OPEN)
     low = off_3[2] < LOW
     if opening > HELD or not low:
         narrows = opening > NARROW and off_3[2] < COMING_DOWN and abs(off_3[1]) < STRAIGHT
-        return Aim(position_3=peg_3 + GRIP, effort=CLOSE if low or narrows else OPEN)
+        return GripAim(position_3=peg_3 + GRIP, effort=CLOSE if low or narrows else OPEN)
     way_3 = privileged_P[-3:] - peg_3 - HEAD
     if np.abs(way_3[1:]).max() > ALIGNED:
         way_3[0] += BEFORE_HOLE
-    return Aim(position_3=hand_3 + way_3, effort=CLOSE)
+    return GripAim(position_3=hand_3 + way_3, effort=CLOSE)
 
 
 def _turned(vector_2: np.ndarray, angle: float) -> np.ndarray:
@@ -90,7 +90,7 @@ def _turned(vector_2: np.ndarray, angle: float) -> np.ndarray:
     return np.array([[cosine, -sine], [sine, cosine]]) @ vector_2
 
 
-AIMS: dict[str, Callable[[np.ndarray], Aim]] = {
+AIMS: dict[str, Callable[[np.ndarray], GripAim]] = {
     "reach": reach_ball,
     "door-open": open_door,
     "peg-insert-side": insert_peg,
@@ -98,7 +98,7 @@ AIMS: dict[str, Callable[[np.ndarray], Aim]] = {
 """Task -> its controller."""
 
 
-def arm_action(privileged_P: np.ndarray, aim: Aim) -> np.ndarray:
+def arm_action(privileged_P: np.ndarray, aim: GripAim) -> np.ndarray:
     """Return float32 `[4]` in [-1, 1] towards the aim."""
     way_3 = GAIN * (aim.position_3 - privileged_P[:3])
     return np.clip(np.append(way_3, aim.effort), -1.0, 1.0).astype(np.float32)

@@ -27,7 +27,7 @@ _SMALLEST_STD = 1e-5
 """Added to the standard deviation of advantages, as AWR's program does."""
 
 
-class NothingToLearn(BadValue):
+class NothingToWeigh(BadValue):
     """Raised where no frame is worth more than another: none was solved, or rewards tell none apart."""
 
 
@@ -46,14 +46,14 @@ def weighed(
 ) -> tuple[list[Demonstration], list[np.ndarray] | None]:
     """Return the episodes to learn and the weights of their frames, float64 `[T]` each of mean 1; None = all 1.
 
-    They were read with `read_dataset(outcomes=True)`. Raise `NothingToLearn`.
+    They were read with `read_dataset(outcomes=True)`. Raise `NothingToWeigh`.
     """
     if kind == "none":
         return list(episodes), None
     if kind == "success":
         solved = [episode for episode in episodes if episode.extra[SUCCESS].any()]
         if not solved:
-            raise NothingToLearn(
+            raise NothingToWeigh(
                 f"none of the {len(episodes)} episodes was solved, and weight success learns solved ones alone; add "
                 "episodes that were, or use weight advantage with rewards that tell the others apart"
             )
@@ -62,7 +62,7 @@ def weighed(
     advantages = advantages_of(returns, [episode.instruction for episode in episodes])
     advantage_F = np.concatenate(advantages)
     if advantage_F.std() < _SMALLEST_STD:
-        raise NothingToLearn(
+        raise NothingToWeigh(
             f"the rewards of the {len(episodes)} episodes tell no frame apart, which weight advantage needs: a frame's "
             "return is compared with those of episodes with the same sentence; weight none learns every frame alike"
         )

@@ -17,7 +17,7 @@ from zoo.agents.agent import load_policy
 from zoo.config.run_config import benchmark_options
 from zoo.runs.evaluations import weights_sha256
 from zoo.serving.declaration import Declaration, ServicePlan
-from zoo.serving.protocols import Decision, NoiseKey, Request
+from zoo.serving.protocols import ActionRequest, Decision, NoiseKey
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LocalPolicy:
     policy: VLAPolicy
     declaration: Declaration
 
-    def decide(self, requests: Sequence[Request]) -> list[Decision]:
+    def decide(self, requests: Sequence[ActionRequest]) -> list[Decision]:
         """Decide for all requests, in one batch where they are alike; one client's chunk does not depend on others.
 
         That holds for the random numbers always, and for the rest as far as the device computes a row alike in
@@ -39,7 +39,7 @@ class LocalPolicy:
             decided |= dict(zip(alike, self._decide_batch(batch), strict=True))
         return [decided[index] for index in range(len(requests))]
 
-    def _decide_batch(self, batch: Sequence[Request]) -> list[Decision]:
+    def _decide_batch(self, batch: Sequence[ActionRequest]) -> list[Decision]:
         arrays = [key for key in batch[0].observation if key != "instruction"]
         obs: dict[str, Any] = {key: np.stack([request.observation[key] for request in batch]) for key in arrays}
         obs["instruction"] = tuple(request.observation["instruction"] for request in batch)
@@ -94,7 +94,7 @@ def _noise(key: NoiseKey) -> Noise:
     return SlotNoise(seed, (update, decision), np.array([slot]))
 
 
-def _alike(requests: Sequence[Request]) -> list[list[int]]:
+def _alike(requests: Sequence[ActionRequest]) -> list[list[int]]:
     """Return the requests' indices in groups that fit one batch: the same shapes, and sampled or not."""
     groups: dict[Any, list[int]] = {}
     for index, request in enumerate(requests):

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY
-from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
+from zoo.serving.protocols import ActionRequest, ClientSession, Decision, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_openpi, unpack
 
 
@@ -30,7 +30,7 @@ class OpenpiServerSession(ServerSession):
         expects = self.declaration.text(self.names)
         return pack_openpi({METADATA_KEY: self.declaration.to_json(), "expects": expects, "stream": self.stream})
 
-    def receive(self, data: bytes) -> Request | bytes | None:
+    def receive(self, data: bytes) -> ActionRequest | bytes | None:
         values = as_mapping(unpack(data), "an observation")
         return self.request({key: values.get(name) for key, name in self.names.items()}, values.get(METADATA_KEY))
 

@@ -24,7 +24,7 @@ NoiseKey = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ActionRequest:
     """One observation to decide for."""
 
     observation: Payload
@@ -64,7 +64,7 @@ class ServerSession(ABC):
         """Return the message that opens the connection, where the server speaks first."""
 
     @abstractmethod
-    def receive(self, data: bytes) -> Request | bytes | None:
+    def receive(self, data: bytes) -> ActionRequest | bytes | None:
         """Return what a message asks for: a decision, an answer that is ready, or nothing. Raises `BadValue`."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class ServerSession(ABC):
     def refusal(self, reason: str) -> bytes | str:
         """Return the message that tells a client in one line why it gets no answer."""
 
-    def request(self, values: Payload, extras: object) -> Request:
+    def request(self, values: Payload, extras: object) -> ActionRequest:
         """Check one observation (`values` under our keys) and what our own clients add to it under `METADATA_KEY`."""
         observation = self.declaration.check_observation(values, self.names)
         given = {} if extras is None else as_mapping(extras, METADATA_KEY)
@@ -89,7 +89,7 @@ class ServerSession(ABC):
         else:
             noise = (self.stream["seed"], 0, self._decisions, self.stream["slot"])
             self._decisions += 1
-        return Request(observation=observation, noise=noise, deterministic=deterministic, whole_chunk=chunk)
+        return ActionRequest(observation=observation, noise=noise, deterministic=deterministic, whole_chunk=chunk)
 
 
 class ClientSession(ABC):

@@ -22,14 +22,13 @@ from pathlib import Path
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request as HttpRequest
-from websockets.http11 import Response
+from websockets.http11 import Request, Response
 
 from vla_gym.errors import BadValue, VLAZooError, one_line
 from vla_gym.reading import read_text
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.protocols import Decision, Request, ServerSession
+from zoo.serving.protocols import ActionRequest, Decision, ServerSession
 from zoo.serving.vla_eval import VlaEvalServerSession
 
 LOGGER = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ SESSIONS: dict[str, type[ServerSession]] = {"openpi": OpenpiServerSession, "vla-
 SHORTEST_TOKEN = 16
 """Fewest characters of a token; 16 random ones cannot be guessed over a network."""
 
-Decide = Callable[[Sequence[Request]], list[Decision]]
+Decide = Callable[[Sequence[ActionRequest]], list[Decision]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,7 @@ class PolicyServer:
         """Close all connections and end `run`; any thread may call it."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a health check, or refuse a connection; None admits it."""
         if request.path in ("/healthz", "/health"):  # of openpi's and vla-eval's clients
             return connection.respond(HTTPStatus.OK, "ok\n")
@@ -151,7 +150,7 @@ class PolicyServer:
             if isinstance(data, str):
                 raise BadValue("a text message; requests are binary msgpack messages")
             asked = await asyncio.to_thread(session.receive, data)
-            if isinstance(asked, Request):
+            if isinstance(asked, ActionRequest):
                 asked = session.answer(await self.batcher.submit(asked))
             return asked
         except VLAZooError as error:
@@ -165,7 +164,7 @@ class PolicyServer:
 
 @dataclass
 class _Waiting:
-    request: Request
+    request: ActionRequest
     answer: asyncio.Future[Decision]
     since: float = field(default_factory=time.monotonic)
 
@@ -187,7 +186,7 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
-    async def submit(self, request: Request) -> Decision:
+    async def submit(self, request: ActionRequest) -> Decision:
         """Return the policy's decision for a request; raises what the policy raised for it."""
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -228,7 +227,7 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _outcomes(self, requests: Sequence[Request]) -> list[Decision | Exception]:
+    def _outcomes(self, requests: Sequence[ActionRequest]) -> list[Decision | Exception]:
         """Decide for all together; if that fails, one by one, so that only requests at fault fail."""
         try:
             return list(self._decide(requests))

@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.protocols import ClientSession, Decision, NoiseKey, Request, ServerSession
+from zoo.serving.protocols import ActionRequest, ClientSession, Decision, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_vla_eval, unpack
 
 PROTOCOL_VERSION = 1
@@ -42,12 +42,12 @@ class VlaEvalServerSession(ServerSession):
         self._seq = 0
         self._chunk_KA: np.ndarray | None = None
         self._position = 0
-        self._asked: Request | None = None
+        self._asked: ActionRequest | None = None
 
     def greeting(self) -> bytes | None:
         return None
 
-    def receive(self, data: bytes) -> Request | bytes | None:
+    def receive(self, data: bytes) -> ActionRequest | bytes | None:
         kind, payload, self._seq = _read_message(data)
         if kind == "hello":
             return self._message("hello", self._hello())
@@ -68,7 +68,7 @@ class VlaEvalServerSession(ServerSession):
     def refusal(self, reason: str) -> bytes | str:
         return self._message("error", {"error": reason})
 
-    def _observation(self, payload: Payload) -> Request | bytes:
+    def _observation(self, payload: Payload) -> ActionRequest | bytes:
         images = as_mapping(payload.get("images", {}), "'images' of an observation")
         places = {"image": images, "wrist_image": images}
         own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}

@@ -17,7 +17,7 @@ from zoo.experts.libero import (
     DraggingSkill,
     DrawerSkill,
     LiberoExpert,
-    Stage,
+    SkillStage,
     TurningSkill,
     facing,
     is_door,
@@ -81,7 +81,7 @@ def test_a_hand_faces_where_it_should_by_the_smaller_turn() -> None:
         np.testing.assert_allclose(np.linalg.det(axes_33), 1.0)
 
 
-def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[Stage], Moving]:
+def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[SkillStage], Moving]:
     """The stages in a world in which the hand goes a third of what is asked and a drawer follows a hand at it."""
     hand, seen = START, []
     for _ in range(300):
@@ -92,7 +92,7 @@ def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[Stage]
             seen.append(skill.stage)
         step_3 = np.clip(command.point_3 - hand.point_3, -0.05, 0.05) / 3
         near = np.linalg.norm(hand.point_3 - part.handle.centre_3) < 0.03
-        if skill.stage is Stage.MOVE and command.closed and near:
+        if skill.stage is SkillStage.MOVE and command.closed and near:
             along = float(step_3 @ part.axis_3)
             moved = replace(part.handle, origin_3=part.handle.origin_3 + along * part.axis_3)
             part = replace(part, handle=moved, way=part.way - along)
@@ -104,7 +104,7 @@ def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[Stage]
 def test_a_drawer_is_moved_all_the_way_and_the_hand_goes_back(way: float) -> None:
     seen, part = played(DrawerSkill(), drawer(way))
     # Closed fingers have nothing to take or to let go.
-    assert seen == [one for one in Stage if way < 0 or one not in (Stage.HOLD, Stage.LET_GO)]
+    assert seen == [one for one in SkillStage if way < 0 or one not in (SkillStage.HOLD, SkillStage.LET_GO)]
     assert part.way * math.copysign(1.0, way) <= 0.0
 
 
@@ -128,10 +128,10 @@ def test_a_hand_is_put_on_a_knob_so_that_half_the_turn_is_near_to_where_it_is(wa
 
 def test_a_knob_is_given_longer_than_a_way() -> None:
     skill, steps = TurningSkill(), 0
-    skill.stage = Stage.MOVE
-    while skill.stage is Stage.MOVE:
+    skill.stage = SkillStage.MOVE
+    while skill.stage is SkillStage.MOVE:
         skill.command(START, knob(2.0))
-        steps += skill.stage is Stage.MOVE
+        steps += skill.stage is SkillStage.MOVE
     assert steps == 120
 
 
@@ -149,7 +149,7 @@ def test_a_door_is_held_far_from_its_axis(part: Moving, is_one: bool) -> None:
 @pytest.mark.parametrize(("way", "led"), [(-1.5, -0.35), (0.05, 0.15)])
 def test_a_door_is_led_round_its_hinge_and_beyond_where_it_should_be(way: float, led: float) -> None:
     skill = TurningSkill()
-    skill.stage = Stage.MOVE
+    skill.stage = SkillStage.MOVE
     command = skill.command(Hand(point_3=np.array([-0.24, 0.0, 1.05]), quat_4=DOWN), door(way))
     assert command is not None
     # By 0.35 rad at most, else by the way and 0.1 more; 1.8 cm below the bar's top at 107 cm.
@@ -194,16 +194,16 @@ def test_fingers_come_down_inside_the_rim_and_lead_the_dish() -> None:
     assert above.closed
     assert dragged.closed
     skill.command(hand(0.0, 0.1, 0.906), replace(PART, met=True))
-    assert skill.stage is Stage.BACK
+    assert skill.stage is SkillStage.BACK
 
 
 def test_fingers_that_the_dishs_floor_stops_have_come_down() -> None:
     skill = DraggingSkill()
     skill.command(hand(0.0, 0.02, 0.976), PART)
     skill.command(hand(0.015, 0.02, 0.918), PART)  # still 1.8 cm over the table
-    assert skill.stage is Stage.REACH
+    assert skill.stage is SkillStage.REACH
     skill.command(hand(0.015, 0.02, 0.916), PART)
-    assert skill.stage is Stage.MOVE
+    assert skill.stage is SkillStage.MOVE
 
 
 def test_fingers_do_not_follow_a_dish_that_tips() -> None:

@@ -14,8 +14,8 @@ from zoo.experts.libero_placing import (
     RIM_AZIMUTH,
     WAYPOINT,
     PlacingSkill,
+    PlacingStage,
     Plan,
-    Stage,
     from_under,
     handle_grasp,
     has_slipped,
@@ -68,40 +68,48 @@ def test_the_plan(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("stage", "hand", "point"),
     [
-        (Stage.APPROACH, (0.1, 0.01, 0.2), [0.1, 0.0, 0.112]),
-        (Stage.APPROACH, (0.1, 0.09, 0.2), [0.1, 0.0, 0.202]),  # 6 cm outside the funnel's mouth: 9 cm higher
-        (Stage.DESCEND, (0.1, 0.01, 0.2), [0.1, 0.0, 0.042]),
-        (Stage.RAISE, (0.1, 0.0, 0.042), [0.1, 0.0, 0.242]),  # by 20 cm
-        (Stage.CARRY, (0.1, 0.0, 0.042), [0.0, 0.2, 0.242]),
+        (PlacingStage.APPROACH, (0.1, 0.01, 0.2), [0.1, 0.0, 0.112]),
+        (PlacingStage.APPROACH, (0.1, 0.09, 0.2), [0.1, 0.0, 0.202]),  # 6 cm outside the funnel's mouth: 9 cm higher
+        (PlacingStage.DESCEND, (0.1, 0.01, 0.2), [0.1, 0.0, 0.042]),
+        (PlacingStage.RAISE, (0.1, 0.0, 0.042), [0.1, 0.0, 0.242]),  # by 20 cm
+        (PlacingStage.CARRY, (0.1, 0.0, 0.042), [0.0, 0.2, 0.242]),
         # The block would stand in the basket with the hand at 4.2 cm; the basket's top keeps it above 14 cm.
-        (Stage.LOWER, (0.1, 0.0, 0.042), [0.0, 0.2, 0.14]),
+        (PlacingStage.LOWER, (0.1, 0.0, 0.042), [0.0, 0.2, 0.14]),
     ],
 )
-def test_where_the_hand_goes(stage: Stage, hand: tuple[float, ...], point: list[float], plan: Plan) -> None:
+def test_where_the_hand_goes(stage: PlacingStage, hand: tuple[float, ...], point: list[float], plan: Plan) -> None:
     np.testing.assert_allclose(WAYPOINT[stage](at(*hand), placing(), plan), point)
 
 
 def test_a_block_left_behind_has_slipped(plan: Plan) -> None:
     lifted = at(0.1, 0.0, 0.1)  # 7 cm over a block that stands on the floor, held 1.2 cm from its centre
-    assert has_slipped(Stage.RAISE, lifted, placing(), plan)
-    assert not has_slipped(Stage.DESCEND, lifted, placing(), plan)
-    assert not has_slipped(Stage.RAISE, at(0.1, 0.0, 0.242), placing(0.23), plan)
+    assert has_slipped(PlacingStage.RAISE, lifted, placing(), plan)
+    assert not has_slipped(PlacingStage.DESCEND, lifted, placing(), plan)
+    assert not has_slipped(PlacingStage.RAISE, at(0.1, 0.0, 0.242), placing(0.23), plan)
+
+
+TURNED = np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0])  # by 0.2 rad
 
 
 @pytest.mark.parametrize(
     ("stage", "steps", "hand", "over"),
     [
-        (Stage.DESCEND, 1, at(0.1, 0.0, 0.047), True),
-        (Stage.DESCEND, 1, at(0.1, 0.0, 0.049), False),
+        (PlacingStage.DESCEND, 1, at(0.1, 0.0, 0.047), True),
+        (PlacingStage.DESCEND, 1, at(0.1, 0.0, 0.049), False),
         # Turned by 0.2 rad.
-        (Stage.DESCEND, 1, replace(at(0.1, 0.0, 0.042), quat_4=np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0])), False),
-        (Stage.GRASP, 8, START, False),
-        (Stage.GRASP, 9, START, True),
-        (Stage.DESCEND, 40, START, True),
+        (
+            PlacingStage.DESCEND,
+            1,
+            replace(at(0.1, 0.0, 0.042), quat_4=np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0])),
+            False,
+        ),
+        (PlacingStage.GRASP, 8, START, False),
+        (PlacingStage.GRASP, 9, START, True),
+        (PlacingStage.DESCEND, 40, START, True),
     ],
 )
 def test_stages_end_by_arriving_by_time_or_by_patience(
-    stage: Stage, steps: int, hand: Hand, over: bool, plan: Plan
+    stage: PlacingStage, steps: int, hand: Hand, over: bool, plan: Plan
 ) -> None:
     assert is_over(stage, steps, hand, placing(), plan) is over
 
@@ -120,7 +128,7 @@ def test_a_perfect_world_sees_every_stage_in_order() -> None:
             lifted = replace(part.thing, origin_3=part.thing.origin_3 + step_3)
             part = replace(part, thing=lifted, grip=lifted)
         hand = replace(hand, point_3=hand.point_3 + step_3)
-    assert seen == list(Stage)
+    assert seen == list(PlacingStage)
     assert command is None
     np.testing.assert_allclose(part.thing.origin_3[:2], [0.0, 0.2], atol=0.012)
 
@@ -193,20 +201,20 @@ def shelved(book: Solid) -> Placing:
 def test_the_hand_turns_with_the_book_once_it_is_lifted() -> None:
     hand, book = at(0.1, -0.2, 0.3), solid(BOOK, turned_about_z(0.3), height=0.1)
     plan = make_plan(hand, shelved(book), RIM_AZIMUTH)
-    before, after = (yaw_of(orientation(stage, plan), CLOSING) for stage in (Stage.RAISE, Stage.CARRY))
+    before, after = (yaw_of(orientation(stage, plan), CLOSING) for stage in (PlacingStage.RAISE, PlacingStage.CARRY))
     assert math.remainder(after - before, 2 * math.pi) == pytest.approx(math.pi / 2 - 0.3)
     # Its bottom 6 cm over the compartment's top, which is at 5: it goes down only when it is turned.
     high = shelved(replace(book, origin_3=np.array([0.1, -0.2, 0.21])))
-    for stage, over in ((Stage.RAISE, False), (Stage.CARRY, True)):
+    for stage, over in ((PlacingStage.RAISE, False), (PlacingStage.CARRY, True)):
         turned = replace(hand, quat_4=orientation(stage, plan))
-        assert is_over(Stage.CARRY, 1, turned, high, plan) is over
+        assert is_over(PlacingStage.CARRY, 1, turned, high, plan) is over
 
 
 def test_a_book_goes_to_a_narrow_compartment_by_its_middle_not_by_its_origin() -> None:
     hand, points = at(0.1, -0.2, 0.3), []
     for middle in ([0.0, 0.0, 0.02], [0.02, 0.0, 0.0]):
         part = shelved(replace(solid(BOOK, turned_about_z(0.3)), middle_3=np.array(middle)))
-        points.append(WAYPOINT[Stage.CARRY](hand, part, make_plan(hand, part, RIM_AZIMUTH))[:2])
+        points.append(WAYPOINT[PlacingStage.CARRY](hand, part, make_plan(hand, part, RIM_AZIMUTH))[:2])
     away_2 = 0.02 * np.array([math.cos(0.3), math.sin(0.3)])
     np.testing.assert_allclose(points[0] - points[1], away_2, atol=1e-9)
 
@@ -237,7 +245,7 @@ def test_the_skill_goes_to_its_own_place() -> None:
     part = pot(0.0, block(0.0, -0.2, 0.0, (0.075, 0.075, 0.003)), half=(0.02, 0.02, 0.08))
     hand = Hand(point_3=np.array([0.0, 0.3, 0.142]), quat_4=DOWN)
     assert skill.command(hand, part) is not None
-    skill.stage = Stage.LOWER
+    skill.stage = PlacingStage.LOWER
     command = skill.command(hand, part)
     assert command is not None
     np.testing.assert_allclose(command.point_3[:2], [-0.05, -0.2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.experts.metaworld import GAIN, Aim, arm_action, insert_peg, open_door, reach_ball
+from zoo.experts.metaworld import GAIN, GripAim, arm_action, insert_peg, open_door, reach_ball
 
 GOAL = (-0.3, 0.4, 0.15)
 """A door's: its hinge stands at (-0.185, 0.75)."""
@@ -89,7 +89,7 @@ def test_a_held_peg_goes_before_the_hole_and_once_in_line_into_it() -> None:
 
 
 def test_an_action_is_proportional_and_cut() -> None:
-    aim = Aim(position_3=np.array([1.0, 0.01, -1.0]), effort=-1.0)
+    aim = GripAim(position_3=np.array([1.0, 0.01, -1.0]), effort=-1.0)
     action = arm_action(np.zeros(39), aim)
     np.testing.assert_allclose(action, [1.0, GAIN * 0.01, -1.0, -1.0])
     assert action.dtype == np.float32

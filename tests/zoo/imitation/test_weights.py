@@ -11,7 +11,7 @@ import pytest
 from tests.zoo.imitation.test_loss import shown
 from vla_gym.errors import BadValue
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
-from zoo.imitation.weights import NothingToLearn, advantage_weights, advantages_of, discounted_returns, weighed
+from zoo.imitation.weights import NothingToWeigh, advantage_weights, advantages_of, discounted_returns, weighed
 
 
 def played(*rewards: float, task: str = "reach") -> Demonstration:
@@ -88,5 +88,5 @@ def test_rewards_that_tell_no_frame_apart_are_refused() -> None:
         [played(0.0, 0.0), played(0.0, 0.0, 0.0)],  # no reward at all
         [played(0.0, 1.0, task="reach"), played(0.0, 0.0, task="push")],  # one episode a sentence is its own mean
     ):
-        with pytest.raises(NothingToLearn, match="the rewards of the 2 episodes tell no frame apart"):
+        with pytest.raises(NothingToWeigh, match="the rewards of the 2 episodes tell no frame apart"):
             weighed(episodes, "advantage", beta=1.0, gamma=0.99)

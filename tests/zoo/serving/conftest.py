@@ -19,7 +19,7 @@ from vla_policies import VLAPolicy
 from vla_policies.resolver import resolve_policy
 from zoo.serving.declaration import Declaration, ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
-from zoo.serving.protocols import Decision, Request
+from zoo.serving.protocols import ActionRequest, Decision
 from zoo.serving.server import SESSIONS, PolicyServer, ServerSettings
 
 CHUNK, SIZE = 4, 16
@@ -78,10 +78,10 @@ def observation(declaration: Declaration, seed: int = 0) -> dict[str, Any]:
     return {**obs, "instruction": "reach red"}
 
 
-def echo(declaration: Declaration) -> Callable[[Sequence[Request]], list[Decision]]:
+def echo(declaration: Declaration) -> Callable[[Sequence[ActionRequest]], list[Decision]]:
     """A policy whose actions are all the mean brightness of the image."""
 
-    def decide(requests: Sequence[Request]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
         shape = (declaration.chunk, declaration.action_dim)
         means = [request.observation["image"].mean() / 255.0 for request in requests]
         return [Decision(action_KA=np.full(shape, mean, dtype=np.float32)) for mean in means]
@@ -98,7 +98,7 @@ def serving() -> Serving:
 
     @contextmanager
     def serve(
-        decide: Callable[[Sequence[Request]], list[Decision]],
+        decide: Callable[[Sequence[ActionRequest]], list[Decision]],
         declaration: Declaration,
         protocol: str = "openpi",
         *,

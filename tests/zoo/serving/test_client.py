@@ -30,7 +30,7 @@ from zoo.serving.client import (
 )
 from zoo.serving.declaration import Declaration
 from zoo.serving.local_policy import LocalPolicy
-from zoo.serving.protocols import Decision, Request
+from zoo.serving.protocols import ActionRequest, Decision
 from zoo.serving.wire import pack_openpi, pack_vla_eval, unpack
 
 from .conftest import OPTIONS, Serving, echo, observation
@@ -236,7 +236,7 @@ def test_episodes_keep_their_connections(serving: Serving, declaration: Declarat
     """vla-eval's servers keep a chunk for each connection, so episodes must not share one."""
     seen: list[tuple[int, ...]] = []
 
-    def decide(requests: Sequence[Request]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
         seen.extend(request.noise for request in requests)
         return echo(declaration)(requests)
 

@@ -11,7 +11,7 @@ from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, SlotNoise
 from vla_policies.resolver import resolve_policy
 from zoo.serving.declaration import ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
-from zoo.serving.protocols import Request
+from zoo.serving.protocols import ActionRequest
 
 from .conftest import CHUNK, OPTIONS, SIZE, observation
 
@@ -37,7 +37,7 @@ def test_a_checkpoint_alone_declares_its_own_conventions(toy_folder: Path) -> No
 def test_served_chunks_are_the_local_ones_alone_and_in_a_batch(toy_policy: LocalPolicy, deterministic: bool) -> None:
     keys = [(3, 0, n, 5) for n in range(3)] + [(3, 1, 2, 0, 7)]
     requests = [
-        Request(observation=observation(toy_policy.declaration, n), noise=key, deterministic=deterministic)
+        ActionRequest(observation=observation(toy_policy.declaration, n), noise=key, deterministic=deterministic)
         for n, key in enumerate(keys)
     ]
     together = toy_policy.decide(requests)
@@ -55,7 +55,7 @@ def test_requests_that_are_not_alike_are_decided_in_their_order(toy_policy: Loca
     small, large = observation(toy_policy.declaration, 1), observation(toy_policy.declaration, 2)
     large["image"] = np.repeat(np.repeat(large["image"], 2, 0), 2, 1)
     requests = [
-        Request(observation=obs, noise=(0, 0, 0, 0), deterministic=flag)
+        ActionRequest(observation=obs, noise=(0, 0, 0, 0), deterministic=flag)
         for obs, flag in ((small, True), (large, True), (small, False), (small, True))
     ]
     answers = toy_policy.decide(requests)

@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 from vla_gym.errors import BadValue
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.protocols import Decision, Request
+from zoo.serving.protocols import ActionRequest, Decision
 from zoo.serving.server import Batcher, allowed, read_token
 from zoo.serving.wire import pack_openpi, unpack
 
@@ -54,7 +54,7 @@ def ask(ws: ClientConnection, message: bytes | str) -> Any:
 
 
 def test_eight_clients_share_batches_and_get_their_own_answers(serving: Serving, declaration: Declaration) -> None:
-    def slow(requests: Sequence[Request]) -> list[Decision]:
+    def slow(requests: Sequence[ActionRequest]) -> list[Decision]:
         time.sleep(0.02)
         return echo(declaration)(requests)
 
@@ -106,7 +106,7 @@ def test_a_fault_of_the_policy_stays_in_the_log(
     logged: list[str] = []
     monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "exception", lambda *a: logged.append(a[0] % a[1:]))
 
-    def broken(requests: Sequence[Request]) -> list[Decision]:
+    def broken(requests: Sequence[ActionRequest]) -> list[Decision]:
         raise RuntimeError("secret path /home/me")
 
     with serving(broken, declaration) as (_, port), opened(port) as ws:
@@ -167,7 +167,7 @@ def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declarati
 
 
 def batched(
-    decide: Callable[[Sequence[Request]], list[Decision]], submit: Callable[[Batcher], Awaitable[Any]], **how: Any
+    decide: Callable[[Sequence[ActionRequest]], list[Decision]], submit: Callable[[Batcher], Awaitable[Any]], **how: Any
 ) -> tuple[Any, Batcher]:
     async def main() -> tuple[Any, Batcher]:
         batcher = Batcher(decide, **{"window": 0.2, "max_batch": 8, **how})
@@ -181,9 +181,9 @@ def batched(
     return asyncio.run(main())
 
 
-def request(declaration: Declaration, brightness: int = 0) -> Request:
+def request(declaration: Declaration, brightness: int = 0) -> ActionRequest:
     obs = observation(declaration) | {"image": np.full((8, 8, 3), brightness, np.uint8)}
-    return Request(observation=obs, noise=(0, 0, 0, 0), deterministic=True)
+    return ActionRequest(observation=obs, noise=(0, 0, 0, 0), deterministic=True)
 
 
 def test_a_batch_has_its_most(declaration: Declaration) -> None:
@@ -207,7 +207,7 @@ def test_a_client_alone_does_not_wait_and_a_silent_one_costs_a_window(declaratio
 
 
 def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
-    def decide(requests: Sequence[Request]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
         if any(one.observation["image"].max() == 200 for one in requests):
             raise BadValue("too bright")
         return echo(declaration)(requests)
@@ -225,7 +225,7 @@ def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
 def test_the_answer_of_a_client_that_has_gone_is_dropped(declaration: Declaration) -> None:
     busy = threading.Event()
 
-    def decide(requests: Sequence[Request]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
         busy.set()
         time.sleep(0.05)
         return echo(declaration)(requests)

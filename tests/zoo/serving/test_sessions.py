@@ -13,7 +13,7 @@ from vla_gym.specs import ActionSpec
 from zoo.serving.client import SESSIONS as CLIENTS
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
-from zoo.serving.protocols import Decision, Request, check_chunk, renamed
+from zoo.serving.protocols import ActionRequest, Decision, check_chunk, renamed
 from zoo.serving.server import SESSIONS
 from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession, action_spec, observation_spec
 from zoo.serving.wire import pack_openpi, pack_vla_eval, unpack
@@ -49,7 +49,7 @@ def test_our_client_learns_the_declaration_and_names_its_noise(declaration: Decl
     for first in client.episode("reach red"):
         assert server.receive(first) is None
     asked = server.receive(client.observation(observation(declaration), (9, 1, 2, 3, 4), deterministic=False))
-    assert isinstance(asked, Request)
+    assert isinstance(asked, ActionRequest)
     assert (asked.noise, asked.deterministic) == ((9, 1, 2, 3, 4), False)
     answer = client.read_answer(server.answer(decision(declaration)))
     assert np.array_equal(answer, decision(declaration).action_KA)
@@ -75,13 +75,13 @@ def test_the_real_vla_eval_client_gets_single_actions_and_an_episode_drops_the_r
     assert (first["type"], first["seq"]) == ("action", 3)
     others = [unpack(server.receive(bytes_of(OF_VLA_EVAL)))["payload"]["actions"] for _ in range(2)]
     assert np.array_equal([first["payload"]["actions"], *others], decision(declaration).action_KA)
-    assert isinstance(server.receive(bytes_of(OF_VLA_EVAL)), Request)
+    assert isinstance(server.receive(bytes_of(OF_VLA_EVAL)), ActionRequest)
     server.answer(decision(declaration))
     with pytest.raises(BadValue, match="agentview"):  # checked though its action is ready
         server.receive(message("observation", {"images": {}, "task_description": "x"}))
     for kind in ("episode_end", "episode_start"):
         assert server.receive(message(kind, {})) is None
-    assert isinstance(server.receive(bytes_of(OF_VLA_EVAL)), Request)
+    assert isinstance(server.receive(bytes_of(OF_VLA_EVAL)), ActionRequest)
 
 
 def test_both_of_vla_evals_words_for_the_state_are_read(declaration: Declaration) -> None:
