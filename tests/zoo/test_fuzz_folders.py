@@ -1,6 +1,6 @@
 """Folders with one damaged file: what reads them ends in its result or in one line.
 
-What is damaged, where and how follows from a drawn number (`tests/zoo/damage.py`); `make fuzz` draws fifty times as many.
+A drawn number (`tests/zoo/damage.py`) decides what is damaged, where and how; `make fuzz` draws fifty times as many.
 """
 
 from __future__ import annotations
