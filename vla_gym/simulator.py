@@ -31,7 +31,7 @@ class SimStep:
 
 class Simulator(Protocol):
     """One simulator. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`: the
-    benchmark's tasks, the side of its square pictures in pixels, and the observation keys of the cameras to render.
+    benchmark's tasks, the side of its square images in pixels, and the observation keys of the cameras to render.
 
     Rules: no rendering outside `observe`; the same start state gives the same bytes, whatever came
     before; `step` never resets; NumPy arrays returned are fresh (or copied by the caller at once).
@@ -42,9 +42,9 @@ class Simulator(Protocol):
     ) -> None: ...
 
     def reset(self, start: StartState) -> str:
-        """Restore a start state (settled, nothing rendered) and return its fingerprint.
+        """Restore a start state (settled, nothing rendered) and return its hash.
 
-        The fingerprint is a hex string, equal exactly when two episodes begin in the same simulator
+        The hash is a hex string, equal exactly when two episodes begin in the same simulator
         state (positions, velocities, and everything else that moves bodies, fixtures included).
         """
 

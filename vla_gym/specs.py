@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 RenderQuality = Literal["full", "fast"]
-"""Pictures as published, or cheaper ones of the same view for training: results with them are not comparable."""
+"""Images as published, or cheaper ones of the same view for training: results with them are not comparable."""
 Physics = Literal["exact", "fast"]
 """Upstream's numbers, bit for bit, or the same within rounding for less work."""
 
@@ -21,7 +21,7 @@ LONGEST_WAIT = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:
-    """Convention of an arm action and of the picture it belongs to; environments and policies each declare one."""
+    """Convention of an arm action and of the image it belongs to; environments and policies each declare one."""
 
     rotation: Literal["axis_angle", "euler_xyz", "none"]
     """Encoding of dims 3-5; "none" when the action has no rotation dims."""
@@ -118,7 +118,7 @@ class Benchmark:
 
     @property
     def render_quality(self) -> RenderQuality:
-        """What its pictures are; "full" where there is no choice."""
+        """What its images are; "full" where there is no choice."""
         quality: RenderQuality = self.protocol.get("render_quality", "full")
         return quality
 

@@ -26,7 +26,7 @@ _SMALLEST_TILE = 192
 _LARGEST_PLAIN_TILE = 256
 """Side up to which captions are of the size above; they grow with larger tiles."""
 _HOLD_SECONDS = 2.0
-"""How long a film shows its outcome before a player closes or loops."""
+"""How long a video shows its outcome before a player closes or loops."""
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
 
 

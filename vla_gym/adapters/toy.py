@@ -1,8 +1,8 @@
 """Toy-Reach: a table, a gripper and three blocks, drawn with NumPy. No simulator.
 
 The sentence names one block; touching it solves the task, touching another one ends the episode
-unsolved. Blocks lie at random places around the gripper, so neither the picture without the sentence
-nor the sentence without the picture is enough. An episode is fully determined by (split, task, trial).
+unsolved. Blocks lie at random places around the gripper, so neither the image without the sentence
+nor the sentence without the image is enough. An episode is fully determined by (split, task, trial).
 
 Lengths are in table sides: the table is the square [0, 1] x [0, 1], x to the right, y downwards.
 """
@@ -126,7 +126,7 @@ class ToyReach:
         """Do nothing."""
 
     def _draw(self, left: float, top: float, side: float) -> np.ndarray:
-        """Picture of the square of `side` at (`left`, `top`)."""
+        """Image of the square of `side` at (`left`, `top`)."""
         image = np.full((self._image_size, self._image_size, 3), _TABLE, dtype=np.uint8)
         scale = self._image_size / side
         boxes = [(x, y, BLOCK, colour) for (x, y), colour in zip(self._blocks, COLOURS.values(), strict=True)]

@@ -49,7 +49,7 @@ class BatchSimulator(Protocol):
     ) -> None: ...
 
     def reset(self, starts: Mapping[int, StartState]) -> Mapping[int, str]:
-        """Put the given slots into start states, leave the others alone; slot -> fingerprint."""
+        """Put the given slots into start states, leave the others alone; slot -> hash."""
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         """Advance every slot one policy step with float32 actions `[N, A]` in [-1, 1]."""

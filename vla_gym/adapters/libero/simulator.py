@@ -2,7 +2,7 @@
 
 Upstream renders every camera at every step, runs three forward passes a substep and rebuilds the scene
 from XML at every reset. Here a task is compiled once per machine (`compile`), a reset restores a snapshot and
-replays one settle step, and a picture is drawn only when the policy will see it.
+replays one settle step, and an image is drawn only when the policy will see it.
 `tests/vla_gym/adapters/libero/test_identity.py` holds positions, velocities, rewards, state and images to
 upstream's bit for bit.
 """
@@ -69,7 +69,7 @@ class LiberoSimulator:
         settle_steps: policy steps between `set_init_state` and the first observation, at least 2.
         settle_gripper: gripper command while settling; the arm is commanded zeros.
         starts: PUBLISHED, or the split that start states are drawn for.
-        render_quality: "full" is upstream's picture, "fast" that of simplified meshes.
+        render_quality: "full" is upstream's image, "fast" that of simplified meshes.
         physics: "exact" is upstream's, "fast" solves once a substep after the start state.
     """
 
@@ -111,10 +111,10 @@ class LiberoSimulator:
 
     def observe(self) -> dict[str, np.ndarray]:
         """Draw the view of the last observable sample, rotated 180 degrees as every VLA expects."""
-        pictures = self._pictures()
+        images = self._images()
         observation = {
-            camera: np.ascontiguousarray(picture[::-1, ::-1])
-            for camera, picture in zip(self._cameras, pictures, strict=True)
+            camera: np.ascontiguousarray(image[::-1, ::-1])
+            for camera, image in zip(self._cameras, images, strict=True)
         }
         observation["state"] = self._proprio()
         return observation
@@ -123,7 +123,7 @@ class LiberoSimulator:
         """Return the present `Scene` as a vector, for `zoo.experts.libero`; only for goals that are one placing."""
         return read_scene(self._model, self._data, self._compiled.arm, self._compiled.goal).to_vector()
 
-    def _pictures(self) -> list[np.ndarray]:
+    def _images(self) -> list[np.ndarray]:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
             return self._draw()
@@ -232,11 +232,11 @@ class LiberoSimulator:
 
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 COLLISION_GROUP = 0
-"""Geom group robosuite hides from pictures."""
+"""Geom group robosuite hides from images."""
 NUM_SPARE_TASKS = 1
 """Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB for a model with its GL resources)."""
 NUM_STARTS = TRIALS
-"""Start states of a task that are kept, settled and with their first pictures (0.2 MB each at 256 px)."""
+"""Start states of a task that are kept, settled and with their first images (0.2 MB each at 256 px)."""
 Value = TypeVar("Value")
 
 
@@ -287,7 +287,7 @@ class StartCache(Generic[Value]):
 
 
 class LoadedScene:
-    """A model and its GL resources, for pictures of one size and quality by some cameras."""
+    """A model and its GL resources, for images of one size and quality by some cameras."""
 
     def __init__(self, stored: StoredModel, image_size: int, cameras: tuple[str, ...], quality: RenderQuality) -> None:
         self.model, textures = stored.load()
@@ -316,7 +316,7 @@ class LoadedScene:
 
 
 class LoadedTask:
-    """Scene and start states of one task, for pictures of one size and quality by some cameras."""
+    """Scene and start states of one task, for images of one size and quality by some cameras."""
 
     def __init__(
         self, suite: str, name: str, image_size: int, cameras: tuple[str, ...], quality: RenderQuality = "full"

@@ -128,7 +128,7 @@ def libero_benchmark(
             drawn one.
         sampled_starts: start states per task that are drawn from the regions of its task file (`placements`);
             0 takes the published ones. Trial k is the same whatever the number.
-        render_quality: "full" is upstream's picture, bit for bit; "fast" simplifies large meshes, which is several
+        render_quality: "full" is upstream's image, bit for bit; "fast" simplifies large meshes, which is several
             times faster in software. Policies see the difference: results are not comparable.
         physics: "exact" is upstream's, bit for bit; "fast" solves for accelerations once a substep, as MuJoCo does by
             itself, instead of three times, each from the last one's answer. Start states are the same; the first step

@@ -36,7 +36,7 @@ Saved = tuple[torch.Tensor, torch.Tensor]
 
 
 class StartSource(ManiSkillSimulator):
-    """The CPU adapter without pictures; its observation is upstream's flat state row."""
+    """The CPU adapter without images; its observation is upstream's flat state row."""
 
     def __init__(self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, first_seed: int) -> None:
         super().__init__(tasks, image_size, (), first_seed=first_seed)
@@ -47,7 +47,7 @@ class StartSource(ManiSkillSimulator):
 
 
 class StartTable:
-    """Trial -> (fingerprint, state row float32 `[D]`), each drawn once, on first use, in worker processes.
+    """Trial -> (hash, state row float32 `[D]`), each drawn once, on first use, in worker processes.
 
     Upstream draws a batch's start states from one stream of numbers, so that a slot's depends on how many slots there
     are. Here trial k is upstream's `reset(seed=k)` of a single environment, whatever the batch.
@@ -87,7 +87,7 @@ class StartTable:
             self._pool = LocalPool(setup)
 
     def rows(self, trials: Iterable[int]) -> list[tuple[str, np.ndarray]]:
-        """Return fingerprint and state row of each trial."""
+        """Return hash and state row of each trial."""
         trials = list(trials)
         missing = sorted(set(trials) - self._rows.keys())
         for begin in range(0, len(missing), self._width):
@@ -194,7 +194,7 @@ class ManiSkillBatch:
             if drawn.is_cuda:
                 torch.cuda.synchronize(
                     drawn.device
-                )  # as upstream does: the picture comes from another library's stream
+                )  # as upstream does: the image comes from another library's stream
             observation[key] = drawn.cpu().numpy()
         return observation
 

@@ -1,7 +1,7 @@
 """ManiSkill environments as our adapters use them: made lean, restored exactly, drawn on demand.
 
 Upstream's environment is kept whole: scenes, controllers, rewards and success are its own. Only the times differ: no
-picture and no observation inside a step, and physics that begin afresh with every episode.
+image and no observation inside a step, and physics that begin afresh with every episode.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def make_env(
 
     Args:
         task: ManiSkill's id without "-v1", e.g. "PickCube".
-        image_size: side of the pictures, pixels.
+        image_size: side of the images, pixels.
         num_envs: scenes that move together; CPU physics hold exactly one.
         sim_backend: "physx_cpu" or "physx_cuda"; the latter runs where it draws.
-        drawn: whether there will be pictures; without, no Vulkan driver is touched.
+        drawn: whether there will be images; without, no Vulkan driver is touched.
 
     It is upstream's environment without wrappers. Nothing is hidden from its cameras: goal markers that upstream
-    leaves out of pictures (its policies read the coordinates) are the only way to show a goal to ours.
+    leaves out of images (its policies read the coordinates) are the only way to show a goal to ours.
     """
     logging.getLogger("mani_skill").setLevel(logging.ERROR)  # upstream warns about its own scenes
     use_light_shaders()

@@ -202,7 +202,7 @@ def compiled_model(task: str, xml: str) -> mujoco.MjModel:
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
 NUMBA = find_spec("numba") is not None
-"""Whether triangles that nobody sees can be left out of fast pictures, which stay the same bit for bit. Full ones have
+"""Whether triangles that nobody sees can be left out of fast images, which stay the same bit for bit. Full ones have
 shadows, which also what is not seen may throw."""
 SETTLE_ACTION = np.zeros(4, dtype=np.float32)
 
@@ -224,11 +224,11 @@ class RendererPool:
         self._idle.append(env)
 
     def render(self, env: LeanEnv) -> np.ndarray:
-        """Return the picture of upstream's `render()`, both axes reversed: u8 `[size, size, 3]`."""
+        """Return the image of upstream's `render()`, both axes reversed: u8 `[size, size, 3]`."""
         if self._camera is None:
             self._camera = self._set_up(env.model)
         (bottom_up,) = self._camera.render(Poses.of(env.data))
-        # Upstream turns OpenGL's bottom-up rows over; policies were trained on that picture rotated 180 degrees.
+        # Upstream turns OpenGL's bottom-up rows over; policies were trained on that image rotated 180 degrees.
         return np.ascontiguousarray(bottom_up[:, ::-1])
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ def metaworld_benchmark(
         split: "train" is `MT1(name, seed=task_seed)`, trial k its k-th task; "test" the same of `task_seed + 1`,
             "validation" of `task_seed + 2`.
         task_seed: seed of the frozen start states, >= 0.
-        render_quality: "full" is upstream's picture; "fast" leaves out shadows and reflections, which is
+        render_quality: "full" is upstream's image; "fast" leaves out shadows and reflections, which is
             3-4 times faster in software. Policies see the difference: results are not comparable.
         task_reward: "success" pays 1 in a solved state, else 0; "dense" pays Meta-World's own, 0 .. 10.
         sampled_starts: start states per task, drawn on in the order in which `MT1` draws its 50: trial k is the same

@@ -33,7 +33,7 @@ EFFECTS = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION)
 HIDDEN_GROUP = mujoco.mjNGROUP - 1
 """Group of geometries and sites that is never drawn; MuJoCo hides it by default."""
 CONTEXT_SIZE = 64
-"""Side of the GL context's own picture, which stays empty: every `Camera` draws into a buffer of its size."""
+"""Side of the GL context's own image, which stays empty: every `Camera` draws into a buffer of its size."""
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _gl_context() -> mujoco.GLContext:
 
 
 class Poses(NamedTuple):
-    """What a picture shows of how a scene moved, tendons, skins and flexes aside: `mjData`'s arrays of these names."""
+    """What an image shows of how a scene moved, tendons, skins and flexes aside: `mjData`'s arrays of these names."""
 
     geom_xpos: np.ndarray
     geom_xmat: np.ndarray
@@ -66,12 +66,12 @@ class Poses(NamedTuple):
 
 
 class Camera:
-    """Square pictures of one model through some of its cameras.
+    """Square images of one model through some of its cameras.
 
     Args:
         model: compiled model; its off-screen buffer size is set to `size`, its textures and meshes uploaded.
         names: camera names of the model, in the order `render` returns them.
-        size: side of each picture, pixels.
+        size: side of each image, pixels.
         hidden_groups: geom groups not drawn (robosuite hides group 0, the collision shapes).
         textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
             process share them.
@@ -79,7 +79,7 @@ class Camera:
         meshes: mesh id -> triangles drawn in its place.
         sift: whether large meshes are drawn with those triangles alone that may cover a sample, where the processor
             draws. Needs Numba.
-        exact: whether sifting must not change a bit; otherwise a pixel may differ in some hundred pictures.
+        exact: whether sifting must not change a bit; otherwise a pixel may differ in some hundred images.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Camera:
         """Draw what each camera sees: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
         _gl_context().make_current()
         # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
-        # models in a process each would get the other's picture.
+        # models in a process each would get the other's image.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         poses.put(self._data)
         return [self._draw(view) for view in self._views]
@@ -146,7 +146,7 @@ class Camera:
         seen = self._sight.seen(self._data, view.fixedcamid)
         unseen_G = ~(seen.direct_G | seen.mirrored_G)
         unseen_G[self._mirrors] = False  # without the first, MuJoCo would mirror in the second
-        # MuJoCo draws what has an alpha below 0, as robosuite's marks, though GL takes it for 0 and leaves the picture.
+        # MuJoCo draws what has an alpha below 0, as robosuite's marks, though GL takes it for 0 and leaves the image.
         invisible_S = self._model.site_rgba[:, 3] < 0
         with hidden(self._model.geom_group, unseen_G), hidden(self._model.site_group, invisible_S):
             scene = self._filled(self._scene, view)
@@ -155,10 +155,10 @@ class Camera:
         if self._sifted is not None:
             self._sifted.aim(scene, seen, self._size)
         resources = self._sifted.resources if self._sifted else self._resources
-        picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
+        image = np.empty((self._size, self._size, 3), dtype=np.uint8)
         mujoco.mjr_render(self._viewport, scene, resources)
-        mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
-        return picture
+        mujoco.mjr_readPixels(image, None, self._viewport, self._resources)
+        return image
 
     def _empty_scene(self) -> mujoco.MjvScene:
         return mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
@@ -170,10 +170,10 @@ class Camera:
 
 
 class NoCamera:
-    """A `Camera` for no pictures: no GL context, no GL resources."""
+    """A `Camera` for no images: no GL context, no GL resources."""
 
     def render(self, poses: Poses) -> list[np.ndarray]:
-        """Return no pictures."""
+        """Return no images."""
         return []
 
     def close(self) -> None:

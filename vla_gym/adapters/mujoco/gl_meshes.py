@@ -189,8 +189,8 @@ class SiftedMeshes:
         num_geoms: geometries of the model.
         resources: its GL resources in the current GL context.
         passes: its lists, where the model has a mirror.
-        exact: whether pictures must be those of all triangles, bit for bit. Then meshes that a mirror shows, or that
-            the picture's edge cuts, are drawn whole.
+        exact: whether images must be those of all triangles, bit for bit. Then meshes that a mirror shows, or that
+            the image's edge cuts, are drawn whole.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class SiftedMeshes:
     def new_scene(self, max_geoms: int) -> mujoco.MjvScene:
         """Return an empty scene that `aim` takes."""
         scene = mujoco.MjvScene(self.carrier, max_geoms)
-        scene.nskin = 0  # MuJoCo would upload the carrier's vertices at each picture
+        scene.nskin = 0  # MuJoCo would upload the carrier's vertices at each image
         return scene
 
     def aim(self, scene: mujoco.MjvScene, seen: Seen, size: int) -> None:
@@ -238,7 +238,7 @@ class SiftedMeshes:
         Args:
             scene: updated; of one fixed camera.
             seen: by that camera.
-            size: of the picture, pixels.
+            size: of the image, pixels.
         """
         every_row = scene_rows(scene)
         rows = every_row[: scene.ngeom]
@@ -298,7 +298,7 @@ class SiftedMeshes:
 
     def _fill(self, target: int, buffer: int, values: np.ndarray, use: int) -> None:
         content = np.ascontiguousarray(values)
-        # PyOpenGL's own calls take ten times as long, which tells with some fifty a picture.
+        # PyOpenGL's own calls take ten times as long, which tells with some fifty per image.
         self._raw.glBindBuffer(target, int(buffer))
         self._raw.glBufferData(target, content.nbytes, ctypes.c_void_p(content.ctypes.data), use)
 

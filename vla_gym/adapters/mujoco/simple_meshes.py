@@ -1,4 +1,4 @@
-"""Meshes of fewer triangles that look much the same, for pictures drawn faster than exactly.
+"""Meshes of fewer triangles that look much the same, for images drawn faster than exactly.
 
 Scanned objects and CAD robots have ten triangles a pixel. `fast_simplification` (quadric error metrics, Garland and
 Heckbert 1997) collapses edges of the shape alone; normals and texture coordinates of the new corners are then

@@ -36,14 +36,14 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Seen:
-    """What reaches one picture of `G` geometries."""
+    """What reaches one image of `G` geometries."""
 
     direct_G: np.ndarray
     """Bool: straight."""
     mirrored_G: np.ndarray
     """Bool: by way of the mirror."""
     reflects: bool
-    """Whether MuJoCo draws the mirror's picture, be it empty."""
+    """Whether MuJoCo draws the mirror's image, be it empty."""
     mirror: Mirror | None = None
     """The mirror of `mirrored_G`; None where that is in doubt."""
 
@@ -104,7 +104,7 @@ class Sight:
         return None
 
     def _view(self, data: mujoco.MjData, camera: int) -> np.ndarray:
-        """The sides of the picture's pyramid, which looks along -z of the camera; see `_inside`."""
+        """The sides of the image's pyramid, which looks along -z of the camera; see `_inside`."""
         sine, cosine = self._sine_C[camera], self._cosine_C[camera]
         inwards_P3 = np.array(
             [[-cosine, 0, -sine], [cosine, 0, -sine], [0, -cosine, -sine], [0, cosine, -sine], [0, 0, -1]]
@@ -177,7 +177,7 @@ def into_world(side_P4: np.ndarray, frame_33: np.ndarray, origin_3: np.ndarray) 
 SLIP = 1e-5
 """Metres by which float32 may misplace a corner in front of the camera, in scenes of some 10 m."""
 ROUNDING = 1e-3
-"""Pixels that `keep_covering` itself may be out, in pictures of up to 4,096."""
+"""Pixels that `keep_covering` itself may be out, in images of up to 4,096."""
 CLOSE = 2.0
 """Corners nearer than so many times the distance up to which GL clips, or farther than the same share of the distance
 from which it does, count as out of view."""
@@ -189,7 +189,7 @@ ANYWHERE = 1e9
 
 @dataclass(frozen=True)
 class Samples:
-    """How GL samples a picture."""
+    """How GL samples an image."""
 
     point_S2: np.ndarray
     """In a pixel, from its lower left corner."""
@@ -199,7 +199,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Lens:
-    """A camera's pose and its square picture.
+    """A camera's pose and its square image.
 
     Window coordinates are GL's: pixels from the lower left corner.
     """
@@ -220,7 +220,7 @@ class Lens:
     samples: Samples
 
     def mirrored(self, mirror: Mirror) -> Lens:
-        """The lens behind the mirror, whose picture has left and right exchanged."""
+        """The lens behind the mirror, whose image has left and right exchanged."""
 
         def turned(vector: np.ndarray) -> np.ndarray:
             flipped: np.ndarray = vector - 2 * (vector @ mirror.normal_3)[..., None] * mirror.normal_3

@@ -1,4 +1,4 @@
-"""The published meshes and pictures on this machine, and which of them are missing.
+"""The published meshes and images on this machine, and which of them are missing.
 
 Looked for in `$MANISKILL_ASSET_DIR` (RLinf's variable; the folder that holds `carrot/`), else in
 `$VLA_ZOO_CACHE/plate25`, where `python -m vla_gym.adapters.plate25.download` puts them. The robot and the table mesh

@@ -43,7 +43,7 @@ class Run:
     moves: bool = False
     """Whether the object is moved to the third point during the episode."""
     blend: Blend = "none"
-    """The part of the picture that a texture is blended into."""
+    """The part of the image that a texture is blended into."""
     alpha: float = 0.0
     """Share of the texture."""
 

@@ -194,7 +194,7 @@ class Scene:
         assets: files that were found; stand-ins replace the others.
         robot: robot description.
         placed: objects and plates, in the order in which they are built.
-        frame: rows and columns of the picture; other than `FRAME`, the view is squeezed into it.
+        frame: rows and columns of the image; other than `FRAME`, the view is squeezed into it.
     """
 
     def __init__(self, assets: Assets, robot: Path, placed: Sequence[Placed], frame: tuple[int, int] = FRAME) -> None:
@@ -225,7 +225,7 @@ class Scene:
             self.physics.step()
 
     def draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Draw now: the picture, uint8 `[H, W, 3]`, and its pixels of robot, objects or plates, bool `[H, W]`."""
+        """Draw now: the image, uint8 `[H, W, 3]`, and its pixels of robot, objects or plates, bool `[H, W]`."""
         self.scene.update_render()
         self._camera.take_picture()
         colour = self._camera.get_picture("Color")[..., :3]

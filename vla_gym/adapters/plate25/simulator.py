@@ -197,13 +197,13 @@ class Plate25Simulator:
         )
 
     def _shown(self, frame: np.ndarray) -> np.ndarray:
-        """Return the picture as policies see it, of `image_size`."""
+        """Return the image as policies see it, of `image_size`."""
         if self._kept:
             return images.letterbox(frame, self._size[0])
         return frame if self._frame == self._size else images.shrink(frame, self._size)
 
     def frame(self) -> np.ndarray:
-        """Draw the picture before it is shrunk, uint8 `[H, W, 3]`."""
+        """Draw the image before it is shrunk, uint8 `[H, W, 3]`."""
         drawn, foreground = self._scene.draw()
         run, table = self._run, self._episode.table
         index = table if self._rules.texture_of_table else self._episode.texture

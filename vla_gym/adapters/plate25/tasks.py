@@ -53,7 +53,7 @@ class Protocol:
     heights: Mapping[Spread, tuple[float, float, float]]
     """Let-go heights of object, plate and third thing, metres."""
     settle: bool
-    """Whether things come to rest before the first picture; else they fall during the first policy steps."""
+    """Whether things come to rest before the first image; else they fall during the first policy steps."""
     published_distractor: bool
     """Whether to repeat the slip that leaves out one of eight distractors of MultiCarrotTest."""
     texture_of_table: bool
@@ -125,13 +125,13 @@ def plate25_benchmark(
         split: of the training set, "train", "test" or "all". A run has the split of its name alone, also for "train".
         protocol: a key of `PROTOCOLS`.
         action_units: meaning of an action of 1, a key of `ACTION_UNITS`.
-        render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
-        aspect: a key of `ASPECTS`: what happens to the sides of the picture.
+        render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small images.
+        aspect: a key of `ASPECTS`: what happens to the sides of the image.
         starts: "all" offers every start state of a task, "published" 256 (or just above) of a run, evenly spread.
             Default: "all" for the training set, "published" for runs.
         success_ends: whether the first success ends the episode, as published recipes train. Published rates
             are of episodes that always last 80 steps.
-        stand_ins: whether boxes and generated pictures may take the place of published files that are missing here.
+        stand_ins: whether boxes and generated images may take the place of published files that are missing here.
 
     Raises:
         UnknownName: no such id, split, protocol, unit, quality or choice of start states.
