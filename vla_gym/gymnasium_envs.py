@@ -384,7 +384,7 @@ def _with_module(spec: EnvSpec) -> str:
 
 
 def _spec(env: str) -> EnvSpec:
-    """What Gymnasium has registered; of "module:Id" the module is imported first."""
+    """Return Gymnasium's entry for an id; of "module:Id" the module is imported first."""
     module, _, name = env.rpartition(":")
     try:
         if module:

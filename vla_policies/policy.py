@@ -163,7 +163,7 @@ class VLAPolicy(ActorCriticPolicy):
         return self.backbone.evaluate(self.prepare(obs), record, self.sampling)
 
     def prepare(self, obs: Observation) -> PolicyInputs:
-        """What the backbone reads of B observations (the dict of `as_sb3()`), on the policy's device."""
+        """Return the backbone's inputs of B observations (the dict of `as_sb3()`), on the policy's device."""
         batch, _ = batch_observation(obs, self.conventions)
         inputs = self.backbone.prepare(on_device(batch, self.device))
         return replace(inputs, keys=observation_keys(batch)) if self.backbone.keeps_features else inputs

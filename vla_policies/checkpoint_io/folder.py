@@ -142,7 +142,7 @@ MOST = tuple(
         (rf"{_WIDTHS}|{_STEPS}", 2**16),
     )
 )
-"""What a key's name holds -> the largest number that it may give, the first that fits; far beyond every published
+"""Part of a key's name -> the largest number that it may give, the first that fits; far beyond every published
 network: the largest of 2025 have 126 layers, widths of 18,432 and 262,144 words."""
 
 

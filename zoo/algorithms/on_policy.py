@@ -116,7 +116,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.process_group = current_process_group() if process_group is None else process_group
         self._config: OnPolicyConfig | None = None
         self._settings: dict[str, Any] = {}
-        """Those that `_config` was made of."""
+        """Attributes that `_config` was made of."""
         own = {field.name: given.pop(field.name) for field in fields(self.config_class)}
         vars(self).update(own)
         self._rollout_source: RolloutSource | None = None
@@ -300,7 +300,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     @property
     def start_sampler(self) -> StartSampler | None:
-        """What weighs the start states; None where they are drawn uniformly."""
+        """Weights of the start states; None where they are drawn uniformly."""
         if self.config.start_sampling == "learnability" and self._start_sampler is None:
             self._start_sampler = StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
         return self._start_sampler

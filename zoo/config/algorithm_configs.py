@@ -36,16 +36,16 @@ geometric mean of the chunk's tokens."""
 CreditLevel = Literal["chunk", "action"]
 """Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
 LossWeight = Literal["decision", "trajectory"]
-"""What has equal weight in PPO's loss: decisions, or episodes, whatever their length."""
+"""Units of equal weight in PPO's loss: decisions, or episodes, whatever their length."""
 GroupLossWeight = Literal["trajectory", "token", "constant"]
-"""What has equal weight in GRPO's loss: episodes, ratios, or ratios with a constant divisor."""
+"""Units of equal weight in GRPO's loss: episodes, ratios, or ratios with a constant divisor."""
 GroupAdvantage = Literal["group_std", "centred", "rloo"]
 """An episode's score less its group's mean, over the group's standard deviation; that difference alone; the score less
 the mean of the others."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 FrameWeight = Literal["none", "success", "advantage"]
-"""What fine-tuning learns: every frame alike, those of solved episodes alone, or each by its advantage."""
+"""Weights of fine-tuning's frames: every frame alike, those of solved episodes alone, or each by its advantage."""
 StartSampling = Literal["uniform", "learnability"]
 """How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
@@ -151,7 +151,7 @@ class PPOConfig(OnPolicyConfig):
     value_level: CreditLevel = "chunk"
     """Extent of one value; "action" needs `reward_level` "action". RLinf's `value_type`."""
     loss_weight: LossWeight = "decision"
-    """What has equal weight in both losses; "trajectory" is RLinf's where success masks the rest of an episode."""
+    """Units of equal weight in both losses; "trajectory" is RLinf's where success masks the rest of an episode."""
     bootstrap_time_limit: bool = True
     """Whether an episode cut off by its time limit is worth the value of its last observation."""
     bootstrap_termination: bool = False
@@ -190,7 +190,7 @@ class GRPOConfig(OnPolicyConfig):
     advantage: GroupAdvantage = "group_std"
     """Estimate of an episode's advantage. arXiv:2402.03300; "centred": arXiv:2503.20783; "rloo": arXiv:2402.14740."""
     loss_weight: GroupLossWeight = "trajectory"
-    """What has equal weight in the loss. "token": DAPO, arXiv:2503.14476; "constant": Dr. GRPO, arXiv:2503.20783."""
+    """Units of equal weight in the loss. "token": DAPO, arXiv:2503.14476; "constant": Dr. GRPO, arXiv:2503.20783."""
     rollouts_per_update: Passes = 1
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
     score_bounds: tuple[float, float] | None = None

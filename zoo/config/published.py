@@ -60,7 +60,7 @@ class PublishedRow:
     source: str
     """Paper and page."""
     hardware: str
-    """What the source trained on."""
+    """Training data of the source."""
     protocol: EvaluationProtocol
     """How it was measured."""
     horizon: tuple[int, ...]
@@ -75,7 +75,7 @@ class PublishedRow:
     weights: Mapping[str, str] = field(default_factory=dict)
     """Environment id -> Hub id of the weights that gave the figure; empty where none were published."""
     recipe: Recipe | None = None
-    """What trains such a model here; None for rows that were not trained by reward."""
+    """Algorithm that trains such a model here; None for rows that were not trained by reward."""
     reproduced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Figure's label -> successes, episodes and date of a reproduction here."""
 
@@ -85,7 +85,7 @@ class PublishedRow:
         return tuple(dict.fromkeys(env for figure in self.figures for env in figure.of))
 
     def start_policy(self, env: str) -> str:
-        """What `--policy` is for the row's own weights; a recipe's start weights go by the family's bare name.
+        """Return `--policy` for the row's own weights; a recipe's start weights go by the family's bare name.
 
         Raises `BadValue` where none were published.
         """

@@ -64,7 +64,7 @@ class EnvOptions(TypedDict, total=False):
     num_workers: Annotated[int, Range(low=0, high=MOST_PROCESSES)]
     """Processes that simulate; 0: in this one."""
     on_worker_error: OnWorkerError
-    """What a simulator that dies, hangs or raises brings."""
+    """Consequence of a simulator that dies, hangs or raises."""
     step_timeout: Seconds
     """Seconds that a step may take."""
     reset_timeout: Seconds
@@ -134,7 +134,7 @@ class PolicyOptions(TypedDict, total=False):
 ENV_OPTIONS = annotations_of(EnvOptions)
 """Setting of the environment -> its annotation."""
 TRAINING_ONLY = ("group_size", "reward", "reward_scale", "on_worker_error")
-"""Those that do not apply where nothing is trained by reward."""
+"""Settings that do not apply where nothing is trained by reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +174,7 @@ class RunConfig:
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """`PolicyOptions`."""
     algo_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Those settings of the algorithm that were given; schedules are mappings."""
+    """Settings of the algorithm that were given; schedules are mappings."""
     entry: str = ""
     """The hyperparameter entry that the numbers started from."""
     pipeline_stages: Processes | Literal["auto"] = "auto"

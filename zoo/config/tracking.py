@@ -22,7 +22,7 @@ class Service:
     keywords: Mapping[str, str]
     """`Tracking` field -> argument of its `init`."""
     offline: str
-    """What to set where there is no network."""
+    """Variable to set where there is no network."""
 
 
 SERVICES: Mapping[str, Service] = {

@@ -1,4 +1,4 @@
-"""What ranks with different roles send each other: messages with tensors, and the trained weights.
+"""Exchange between ranks with different roles: messages with tensors, and the trained weights.
 
 A message is a JSON header, which names and describes its tensors, followed by the tensors' own memory; it goes over
 gloo. Weights are broadcast from the rank that trains as one flat buffer for each data type. Only trained parameters

@@ -49,13 +49,13 @@ class Frames:
     obs: dict[str, Tensor]
     """`image` uint8 `[B, H, W, 3]`, perhaps `wrist_image`, `state` float32 `[B, S]`; `instruction` uint8 `[B, 160]`."""
     action_BKA: Tensor
-    """What the expert did in the next K steps, float32; zero after the episode's end."""
+    """The expert's actions of the next K steps, float32; zero after the episode's end."""
     mask_BK: Tensor
     """True where the episode still ran."""
     weight_B: Tensor | None = None
     """Weight in the loss, float32; None = all alike."""
     privileged_BP: Tensor | None = None
-    """What the expert saw, float32; None = not read."""
+    """The expert's privileged observations, float32; None = not read."""
 
     def __len__(self) -> int:
         return len(self.action_BKA)

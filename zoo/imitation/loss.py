@@ -95,7 +95,7 @@ class FrameBatch:
     step: tuple[int, int]
     """(update, step of it). What is drawn follows from seed, step and place, so neither ranks nor parts change it."""
     change: Callable[[Frames, Noise], Frames] = lambda frames, noise: frames
-    """What is done to a part's frames before they are learned."""
+    """Transformation of a part's frames before they are learned."""
 
     def part(self, place_P: Tensor, device: torch.device) -> tuple[Frames, Noise]:
         """Return the frames at some places of the batch, on `device`, and the noise of their losses."""

@@ -65,7 +65,7 @@ def find_run(path: str) -> RunFolder:
 
 
 def of_rounds(folder: Path) -> str | None:
-    """What to say of a folder of `zoo.improve`; None for others."""
+    """Return the hint for a folder of `zoo.improve`; None for others."""
     runs = [file.parent for file in folder.glob(f"round_*/sft/*/{CONFIG_FILE}")]
     if not runs:
         return None

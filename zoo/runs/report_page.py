@@ -135,7 +135,7 @@ def _result(run: RunFolder, points: Sequence[EvaluationPoint], unit: str) -> _Re
 
 
 def _rate(values: Mapping[str, Any]) -> Rate:
-    """What `rate_values` wrote; raises for what can be no rate."""
+    """Return the rate that `rate_values` wrote; raises for values that are none."""
     rate = Rate(
         label=str(values["name"]),
         successes=values["successes"],

@@ -1,4 +1,4 @@
-"""What happens around training, as Stable-Baselines3 callbacks: checkpoints, evaluations, the monitor; and signals.
+"""Stable-Baselines3 callbacks around training: checkpoints, evaluations, the monitor; and signals.
 
 They act at update boundaries (before a rollout; for fine-tuning between updates), where the weights are those of a
 finished update, and leave every random generator of the run as they found it.

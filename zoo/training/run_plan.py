@@ -32,7 +32,7 @@ class TrainJob:
     """A training run as its command was asked for it."""
 
     config: RunConfig
-    """What to compute."""
+    """The run's configuration."""
     log_folder: Path
     """Where a new run folder goes."""
     command: Sequence[str]
@@ -65,7 +65,7 @@ class RunPlan:
     """A run of PPO or GRPO with its arithmetic on the processes it has."""
 
     config: RunConfig
-    """What to compute."""
+    """The run's configuration."""
     placement: Placement
     """Roles of the ranks."""
     batch: BatchPlan

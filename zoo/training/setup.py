@@ -38,7 +38,7 @@ from zoo.training.run_plan import TrainJob
 _logger = logging.getLogger(__name__)
 
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
-"""What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
+"""Options of training's environments where the run gives none: days of work outlive a simulator's death."""
 
 
 def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:

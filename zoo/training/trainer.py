@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Trainable(Protocol):
-    """What a `Trainer` needs of an algorithm: Stable-Baselines3's `learn`, and what a checkpoint needs."""
+    """The part of an algorithm that a `Trainer` uses: Stable-Baselines3's `learn`, and what a checkpoint needs."""
 
     policy: Any
     process_group: ProcessGroup

@@ -178,7 +178,7 @@ LENT = (
     *("mat_texuniform", "mat_texrepeat", "shadowFBO", "shadowTex", "shadowSize", "shadowClip", "shadowScale"),
     *("lineWidth", "fogStart", "fogEnd", "fogRGBA", "offFBO", "currentBuffer"),
 )
-"""What `mjr_render` reads of its resources, the skins aside."""
+"""Resources that `mjr_render` reads, the skins aside."""
 
 
 class SiftedMeshes:
@@ -224,7 +224,7 @@ class SiftedMeshes:
         self._frame = self._list(GL.glPushMatrix), self._list(GL.glPopMatrix)
         """The lists before and after a skin."""
         self._direct_frame = self._condition(passes) if passes else self._frame
-        """Those of a skin that the mirror does not show."""
+        """Return the triangles of a skin that the mirror does not show."""
 
     def new_scene(self, max_geoms: int) -> mujoco.MjvScene:
         """Return an empty scene that `aim` takes."""
@@ -365,7 +365,7 @@ class IndexedMesh:
 
 
 _INDEXED: WeakValueDictionary[tuple[int, str], IndexedMesh] = WeakValueDictionary()
-"""Those in use: the robot, and most objects, are the same in all tasks that a process has loaded."""
+"""Meshes in use: the robot, and most objects, are the same in all tasks that a process has loaded."""
 
 
 def indexed(corners: Corners) -> IndexedMesh:
