@@ -97,13 +97,8 @@ def _named_runs(args: Any) -> list[RunFolder]:
                 f"{flag} chooses among the runs of a log folder, but runs are named: {shown(' '.join(args.runs))}; "
                 f"leave out {flag} or the runs"
             )
-    found: dict[Path, RunFolder] = {}
-    for path in args.runs:
-        run = find_run(path)
-        if run.path.resolve() in found:
-            raise BadValue(f"run '{run.path}' is named twice; leave one out")
-        found[run.path.resolve()] = run
-    return list(found.values())
+    found = [find_run(path) for path in args.runs]
+    return list({run.path.resolve(): run for run in found}.values())
 
 
 def _found_runs(args: Any) -> list[RunFolder]:

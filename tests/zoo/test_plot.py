@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,99 +91,8 @@ def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     _draw_group(axes, [empty], "#000000", "grpo", x_axis="steps", y_axis="reward", window=1)
 
 
-def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from zoo.plot import read
-    from zoo.runs.charts import _draw_group
-
-    longer = logs / "ppo" / "Toy-Reach_2"
-    monitor = MonitorFile(longer, "Toy-Reach", keep_until=39)
-    monitor.add(finished(1.0, 30), 78)
-    monitor.close()
-    EvaluationFile(longer, keep_until=39).add(78, [1.0], [9], [True])
-    runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
-    axes = Figure().subplots()
-    _draw_group(axes, runs, "#000000", "ppo", x_axis="steps", y_axis="success", window=1)
-    (training,) = [line for line in axes.get_lines() if line.get_label().endswith("training")]
-    assert 38 < training.get_xdata()[-1] <= 39
-    assert {bar.get_label(): bar[0].get_xdata().tolist() for bar in axes.containers} == {
-        "ppo, 2 runs, evaluated": [39],
-        "ppo, 2 runs, some of them evaluated": [78],
-    }
-
-
 def vars_of(record: object) -> list[str]:
     return [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
-
-
-def test_runs_are_chosen_by_algorithm_and_environment(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = str(tmp_path / "curves.png")
-    assert run(["-f", str(logs), "-a", "ppo", "-e", "Toy-Reach", "-o", picture]) == 0
-    assert "2 runs drawn" in capsys.readouterr().out
-    assert run([str(logs / "grpo" / "Toy-Reach_1"), "-o", picture]) == 0
-    assert "1 run drawn" in capsys.readouterr().out
-
-
-def test_an_algorithm_has_its_colour_also_where_it_is_alone(logs: Path, tmp_path: Path) -> None:
-    import matplotlib
-
-    picture = tmp_path / "grpo.svg"
-    # Another library may have set its own cycle of colours: seaborn does.
-    with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=["#000000", "#123456"])}):
-        assert run(["-f", str(logs), "-a", "grpo", "-o", str(picture)]) == 0
-    text = picture.read_text(encoding="utf-8")
-    # matplotlib's orange, as beside PPO, which has its blue.
-    assert "#ff7f0e" in text
-    assert "#1f77b4" not in text
-
-
-def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
-    def width(picture: Path) -> float:
-        first = re.search(r'<svg [^>]*width="([\d.]+)pt"', picture.read_text(encoding="utf-8"))
-        assert first is not None
-        return float(first[1])
-
-    for number in range(3):
-        env = f"Toy-Reach/{number}"
-        folder = logs / "ppo" / f"Toy-Reach-{number}_1"
-        shutil.copytree(logs / "ppo" / "Toy-Reach_1", folder)
-        config = toy_config(env=env, n_timesteps=100, num_envs=2)
-        (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
-    three, four = tmp_path / "three.svg", tmp_path / "four.svg"
-    assert run(["-f", str(logs), "-e", *(f"Toy-Reach/{k}" for k in range(3)), "-o", str(three)]) == 0
-    assert run(["-f", str(logs), "-o", str(four)]) == 0
-    assert width(four) == 2 * width(three)
-    assert "Toy-Reach/2" in four.read_text(encoding="utf-8")
-
-
-def test_the_picture_is_where_it_is_said_to_be(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["-f", str(logs), "-o", str(tmp_path / "curves")]) == 0
-    assert capsys.readouterr().out.endswith(f"drawn into {tmp_path / 'curves.png'}\n")
-    assert (tmp_path / "curves.png").is_file()
-
-
-def test_what_is_there_is_not_given_an_ending(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pictures").mkdir()
-    assert guarded(run, ["-f", str(logs), "-o", str(tmp_path / "pictures")]) == 2
-    assert "Is a directory" in capsys.readouterr().err
-    assert run(["-f", str(logs), "-o", "/dev/null"]) == 0
-    assert capsys.readouterr().out.endswith("drawn into /dev/null\n")
-
-
-def test_a_run_counts_once(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["-f", str(logs), "-a", "ppo", "ppo", "-o", str(tmp_path / "curves.png")]) == 0
-    assert "2 runs drawn" in capsys.readouterr().out
-    with pytest.raises(BadValue, match="is named twice; leave one out"):
-        run([str(logs / "ppo" / "Toy-Reach_1"), f"{logs}/grpo/../ppo/Toy-Reach_1"])
-
-
-@pytest.mark.parametrize("choice", [["-e", "Toy-Reech"], ["-a", "ppo"], ["-f", "nowhere"]])
-def test_named_runs_are_not_chosen_from(logs: Path, choice: list[str]) -> None:
-    with pytest.raises(BadValue, match=f"{choice[0]} chooses among the runs of a log folder"):
-        run([str(logs / "grpo" / "Toy-Reach_1"), *choice])
 
 
 def test_a_found_run_that_cannot_be_read_is_left_out(
@@ -206,17 +114,66 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
     assert "error: none of 2 runs can be read" in capsys.readouterr().err
 
 
-def test_a_monitor_that_was_cut_off_loses_its_last_line_alone(logs: Path) -> None:
-    from zoo.runs.monitor import read_episodes
+def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
+    from matplotlib.figure import Figure
 
-    folder = logs / "grpo" / "Toy-Reach_1"
-    with (folder / "monitor.csv").open("a", encoding="utf-8") as file:
-        file.write("0.0,30")
-    assert read_episodes(RunFolder(folder)).steps.tolist() == [30, 39]
+    from zoo.plot import read
+    from zoo.runs.charts import _draw_group
+
+    longer = logs / "ppo" / "Toy-Reach_2"
+    monitor = MonitorFile(longer, "Toy-Reach", keep_until=39)
+    monitor.add(finished(1.0, 30), 78)
+    monitor.close()
+    EvaluationFile(longer, keep_until=39).add(78, [1.0], [9], [True])
+    runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
+    axes = Figure().subplots()
+    _draw_group(axes, runs, "#000000", "ppo", x_axis="steps", y_axis="success", window=1)
+    (training,) = [line for line in axes.get_lines() if line.get_label().endswith("training")]
+    assert 38 < training.get_xdata()[-1] <= 39
+    assert [bar[0].get_xdata().tolist() for bar in axes.containers] == [[39, 78]]
 
 
-def test_what_is_not_there_is_said_in_one_line(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadValue, match="there: grpo/Toy-Reach_1, ppo/Toy-Reach_1"):
-        run(["-f", str(logs), "-e", "LIBERO-130"])
-    assert guarded(run, ["-f", str(logs), "-o", str(tmp_path / "curves.wav")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("chosen", "drawn"),
+    [
+        (["-f", "{logs}"], "3 runs drawn"),
+        (["-f", "{logs}", "-a", "ppo", "ppo", "-e", "Toy-Reach"], "2 runs drawn"),
+        (["{logs}/grpo/Toy-Reach_1", "{logs}/grpo/../grpo/Toy-Reach_1"], "1 run drawn"),
+    ],
+)
+def test_runs_are_chosen_and_count_once(
+    chosen: list[str], drawn: str, logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*(word.format(logs=logs) for word in chosen), "-o", str(tmp_path / "curves")]) == 0
+    said = capsys.readouterr().out
+    assert drawn in said
+    assert said.endswith(f"drawn into {tmp_path / 'curves.png'}\n")
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_an_algorithm_has_its_colour_also_where_it_is_alone(logs: Path, tmp_path: Path) -> None:
+    import matplotlib
+
+    # Another library may have set its own cycle of colours: seaborn does.
+    with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=["#000000", "#123456"])}):
+        assert run(["-f", str(logs), "-a", "grpo", "-o", str(tmp_path / "grpo.svg")]) == 0
+    text = (tmp_path / "grpo.svg").read_text(encoding="utf-8")
+    # matplotlib's orange, as beside PPO, which has its blue.
+    assert "#ff7f0e" in text
+    assert "#1f77b4" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["-f", "{logs}", "-e", "LIBERO-130"], "there: grpo/Toy-Reach_1, ppo/Toy-Reach_1"),
+        (["-f", "{logs}", "-o", "{logs}/curves.wav"], "cannot write"),
+        (["-f", "{logs}", "-o", "{logs}"], "Is a directory"),
+        (["{logs}/grpo/Toy-Reach_1", "-a", "ppo"], "-a"),
+        (["{logs}/none"], "no folder"),
+    ],
+)
+def test_mistakes_are_one_line(flags: list[str], named: str, logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(run, [word.format(logs=logs) for word in flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line

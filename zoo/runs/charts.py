@@ -99,7 +99,6 @@ def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationP
         EvaluationPoint(
             steps=round(statistics.fmean(one[0] for one in group)),
             rate=together("evaluation", [one[3].rate for one in group]),
-            runs=len(group),
         )
         for group in groups
     ]
@@ -123,8 +122,7 @@ class RunCurves:
 def draw_runs(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
     """Write an image: per environment and algorithm the interquartile mean over its runs with a bootstrap interval.
 
-    Evaluations of all runs together stand on the curves of success: a line through those that every run has, hollow
-    marks for the others.
+    Evaluations of all runs together stand on the curves of success.
 
     Raises `BadValue` for a file that cannot be written.
     """
@@ -183,12 +181,7 @@ def _draw_group(
     if len(y_RP) > 1:
         low_P, high_P = interquartile_interval([y_RP])
         axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
-    if evaluated:
-        everyone = sum(1 for run in runs if run.evaluations)
-        shared = [point for point in evaluated if point.runs == everyone]
-        others = [point for point in evaluated if point.runs < everyone]
-        _draw_evaluations(axes, shared, color=colour, fmt="o-", label=f"{label}, evaluated")
-        _draw_evaluations(axes, others, color=colour, fmt="o", mfc="none", label=f"{label}, some of them evaluated")
+    _draw_evaluations(axes, evaluated, color=colour, fmt="o-", label=f"{label}, evaluated")
 
 
 def _draw_evaluations(axes: Any, points: Sequence[EvaluationPoint], **style: Any) -> None:

@@ -133,8 +133,6 @@ class EvaluationPoint:
     """Simulator steps of the run."""
     rate: Rate
     """Successes of its episodes."""
-    runs: int = 1
-    """Runs whose episodes they are."""
 
 
 def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def run_page(run: RunFolder) -> str:
         video=_video(run),
         charts=metric_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
-        duration=duration(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics)),
+        duration=timedelta(seconds=round(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics))),
         machine="; ".join(str(protocol[name]) for name in ("machine", "launch") if protocol.get(name)),
         recipe=None if finetuned else packaged_entry(config.algo, config.entry),
         settings={**config.env_options, **config.algo_kwargs},
@@ -98,14 +99,6 @@ def shown_policy(policy: str) -> str:
         return policy
     parts = path.parts[path.parts.index("agents") :] if "agents" in path.parts else path.parts[-2:]
     return "/".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: "2 h 5 min", "3 min 20 s", "12 s"; "" for none."""
-    minutes, hours = round(seconds) // 60, round(seconds) // 3600
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min {round(seconds) % 60} s" if minutes else f"{seconds:.0f} s" if seconds else ""
 
 
 @dataclass(frozen=True, kw_only=True)

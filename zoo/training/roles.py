@@ -30,7 +30,6 @@ from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
 from zoo.training.run_plan import RunPlan, TrainJob
 from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, training_share
 
-_LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"
 """An address that no machine has (TEST-NET-1, RFC 5737): the way there is the default route."""
 
@@ -200,17 +199,11 @@ def local_address() -> str:
     A machine's own name may stand for a loopback address there (127.0.1.1 on Debian), which no other machine reaches:
     then it is the one of the route to the outside, where there is one. A `MASTER_ADDR` that says loopback means it.
     """
-    meeting = os.environ.get("MASTER_ADDR", _LOOPBACK)
-    own = _address_towards(meeting)
-    if own.startswith("127.") and meeting != "localhost" and not meeting.startswith("127."):
-        with suppress(OSError):  # no such route: the run is on one machine
-            return _address_towards(_OUTSIDE)
+    meeting = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    hosts = [meeting] if meeting == "localhost" or meeting.startswith("127.") else [meeting, _OUTSIDE]
+    own = ""
+    for host in hosts:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 1))  # of UDP: nothing is sent
+            own = own if own and not own.startswith("127.") else str(probe.getsockname()[0])
     return own
-
-
-def _address_towards(host: str) -> str:
-    """This machine's address on the route to `host`; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 1))
-        address: str = probe.getsockname()[0]
-        return address

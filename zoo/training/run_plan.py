@@ -13,14 +13,14 @@ import yaml
 
 from vla_gym.errors import BadValue
 from vla_gym.system.extras import check_installed
-from vla_gym.system.limits import main_memory, num_cores
+from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import GIB, ROLES, Rank, need_lines, needs, total
+from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
 from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
-from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
+from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.shipped_agents import agents_for
 
@@ -238,10 +238,10 @@ def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[s
 
 def start_warnings(plan: RunPlan, resume: ResumePoint | None) -> list[str]:
     """Return the sentences that apply to a run which goes on from `resume`, or begins."""
-    config = plan.config
-    found = [short_of_a_rollout(plan, 0 if resume is None else resume.step), short_of_memory(plan, main_memory())]
     if resume is None:
-        found.insert(0, hopeless_start(config))
+        found = [hopeless_start(plan.config), short_of_a_rollout(plan, 0)]
+    else:
+        found = [short_of_a_rollout(plan, resume.step)]
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -275,21 +275,4 @@ def short_of_a_rollout(plan: RunPlan, done: int) -> str | None:
     return (
         f"{left} simulator steps are less than one rollout: the run makes a whole one, of up to {rollout:,}. For less, "
         f"lower --num-envs or {smaller} (-params)"
-    )
-
-
-def short_of_memory(plan: RunPlan, available: int) -> str | None:
-    """The processes on this machine plan for more main memory than its `available` bytes."""
-    config = plan.config
-    if config.placement != ALL:
-        return None  # ranks differ, and the plan is of one that does everything
-    lines = needs(plan.batch, config, plan.num_workers, Rank(passes=False))
-    places = ["host", "device"] if config.device == "cpu" else ["host"]
-    needed = sum(total(lines, place) for place in places) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if needed <= available:
-        return None
-    return (
-        f"the plan comes to {needed / GIB:.1f} GiB of main memory, this machine has {available / GIB:.1f} GiB: lower "
-        "--num-envs, n_steps, chunk or image_size (-params), or evaluate afterwards (--eval-episodes 0); zoo.plan "
-        "counts without starting"
     )

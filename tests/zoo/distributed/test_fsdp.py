@@ -22,7 +22,6 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.distributed.fsdp import (
     check_learnable,
-    fsdp_requested,
     launch_in_words,
     learning_copy,
     offloaded_state,
@@ -192,10 +191,6 @@ def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(saved: dict[s
     assert policy.optimizer.state[policy.weight]["exp_avg"].tolist() == [pytest.approx([1.0, 1.9])]
 
 
-def test_a_rank_that_does_not_write_keeps_nothing() -> None:
-    assert optimizer_tensors(linear(torch.bfloat16), keep=False) == {}
-
-
 def stepped(device: str) -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
     net = nn.Linear(64, 64).to(device)
@@ -226,11 +221,6 @@ def test_a_gpu_has_the_memory_while_it_rests() -> None:
         assert held - torch.cuda.memory_allocated() >= 3 * 4 * (64 * 64 + 64)
     assert all(values["exp_avg"].is_cuda for values in optimizer.state.values())
     assert next(net.parameters()).is_cuda
-
-
-def test_it_is_the_launchers_configuration_that_asks() -> None:
-    assert not fsdp_requested({})
-    assert fsdp_requested({"ACCELERATE_USE_FSDP": "true"})
 
 
 @pytest.mark.parametrize(

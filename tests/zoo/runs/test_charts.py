@@ -57,20 +57,20 @@ def test_evaluations_of_several_runs_are_joined_where_they_stand_for_the_same() 
     def points(*steps: int) -> list[EvaluationPoint]:
         return [EvaluationPoint(steps=one, rate=Rate(label="", successes=1, episodes=4)) for one in steps]
 
-    def joined(*runs: list[EvaluationPoint]) -> list[tuple[int, int, int]]:
-        return [(point.steps, point.runs, point.rate.episodes) for point in pooled(runs)]
+    def joined(*runs: list[EvaluationPoint]) -> list[tuple[int, int]]:
+        return [(point.steps, point.rate.episodes) for point in pooled(runs)]
 
     # Every 100 steps: at the first update past them, which differs from run to run.
     assert joined(points(0, 104, 230, 310), points(0, 116, 202, 330)) == [
-        (0, 2, 8), (110, 2, 8), (216, 2, 8), (320, 2, 8),
+        (0, 8), (110, 8), (216, 8), (320, 8),
     ]  # fmt: skip
     # A shorter run, and one that is evaluated half as often.
-    assert joined(points(0, 104, 230), points(0, 116)) == [(0, 2, 8), (110, 2, 8), (230, 1, 4)]
+    assert joined(points(0, 104, 230), points(0, 116)) == [(0, 8), (110, 8), (230, 4)]
     assert joined(points(100, 200, 300, 400), points(202, 402)) == [
-        (100, 1, 4), (201, 2, 8), (300, 1, 4), (401, 2, 8),
+        (100, 4), (201, 8), (300, 4), (401, 8),
     ]  # fmt: skip
     # Ends of a short and of a long run are not the same.
-    assert joined(points(1000), points(5000)) == [(1000, 1, 4), (5000, 1, 4)]
+    assert joined(points(1000), points(5000)) == [(1000, 4), (5000, 4)]
 
 
 def test_success_per_task_counts_by_task_and_time() -> None:

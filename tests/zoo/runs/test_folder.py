@@ -58,15 +58,11 @@ def test_the_configuration_survives_the_folder(run: RunFolder) -> None:
     assert CONFIG.group_size == 2
 
 
-def test_every_start_is_a_line_of_command_txt(run: RunFolder) -> None:
-    describe_run(run, config=CONFIG, args={}, command=["python", "-i", "x"], protocol={})
-    lines = (run.path / "command.txt").read_text().splitlines()
-    assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
-
-
-def test_the_flags_of_the_first_start_stay(run: RunFolder) -> None:
+def test_a_run_that_goes_on_keeps_its_first_flags_and_all_commands(run: RunFolder) -> None:
     longer = replace(CONFIG, n_timesteps=200)
     describe_run(run, config=longer, args={"env": None}, command=["python", "-i", "x"], protocol={})
+    lines = (run.path / "command.txt").read_text().splitlines()
+    assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
     assert yaml.safe_load((run.path / "args.yml").read_text()) == {"env": CONFIG.env}
     assert run.config() == longer
 

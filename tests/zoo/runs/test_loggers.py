@@ -173,6 +173,10 @@ def test_a_tracker_that_fails_is_given_up_once_and_the_run_goes_on(
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWANLAB_PROJ_NAME", "refused")
+    with pytest.raises(BadValue, match="--track swanlab"):
+        start_trackers(Tracking(trackers=("wandb", "swanlab")), RunFolder(tmp_path), CONFIG)
+    assert StandInTracker.made[0].finished
     monkeypatch.setenv("WANDB_PROJECT", "refused")
     with pytest.raises(BadValue, match=r"No API key configured\. Log in \(wandb login\).*WANDB_MODE=offline"):
         start(tmp_path)
@@ -197,10 +201,3 @@ def test_several_trackers_follow_one_run_under_the_names_asked_for(tmp_path: Pat
     assert {"experiment_name": "third try", "workspace": "lab", "tags": ("toy",)}.items() <= swanlab.options.items()
     assert {"name": "third try", "group": "seeds", "resume": "allow"}.items() == trackio.options.items()
     assert wandb.options["id"] == swanlab.options["id"]
-
-
-def test_one_that_refuses_finishes_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWANLAB_PROJ_NAME", "refused")
-    with pytest.raises(BadValue, match="--track swanlab: it does not start"):
-        start_trackers(Tracking(trackers=("wandb", "swanlab")), RunFolder(tmp_path), CONFIG)
-    assert StandInTracker.made[0].finished

@@ -14,9 +14,8 @@ from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.distributed.placement import parse_placement
-from zoo.distributed.process_group import ProcessGroup
 from zoo.training import roles
-from zoo.training.roles import EnvServers, open_env_servers
+from zoo.training.roles import EnvServers
 
 ROUTES = {"node-0": "127.0.0.1", "10.0.0.2": "10.0.0.1", "localhost": "127.0.0.1", "127.0.1.1": "127.0.0.1"}
 """Host -> this machine's address on the way there; its own name is node-0, 127.0.1.1 in its /etc/hosts."""
@@ -62,13 +61,6 @@ def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
         envs.step(np.zeros((4, 2, 2)))
     with pytest.raises(WorkerFailed):
         servers.join()
-
-
-def test_without_remote_simulators_nobody_listens():
-    found = open_env_servers(parse_placement("all", 1), ProcessGroup())
-    assert found.addresses == [[]]
-    assert found.listeners == []
-    found.join()
 
 
 @pytest.mark.parametrize(

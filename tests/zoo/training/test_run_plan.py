@@ -19,7 +19,6 @@ from zoo.training.run_plan import (
     hopeless_start,
     memory_lines,
     short_of_a_rollout,
-    short_of_memory,
     start_warnings,
 )
 
@@ -135,17 +134,6 @@ def test_fewer_steps_than_a_rollout() -> None:
     # All was done: what is left is its last evaluation.
     assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 300) is None
     assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 320) is None
-
-
-def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = RunPlan.resolve(config())
-    said = short_of_memory(plan, 2**20)
-    assert said is not None
-    assert "this machine has 0.0 GiB" in said
-    assert short_of_memory(plan, 2**36) is None
-    # Ranks of one machine share its memory.
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1024")
-    assert short_of_memory(plan, 2**36) is not None
 
 
 def test_a_run_that_goes_on_is_not_told_of_its_start() -> None:
