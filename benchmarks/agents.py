@@ -239,7 +239,7 @@ class Workshop:
             policy = self.policy(stage)
             run = policy.parent if policy.name == "best" else policy.parent.parent
             for file in [
-                policy / "certificate.json",
+                policy / "manifest.json",
                 policy / "config.json",
                 policy / "model.safetensors",
                 *(run / one for one in _SHIPPED),

@@ -133,7 +133,7 @@ def test_a_kill_between_any_two_calls_leaves_a_best_policy(model: PPO, tmp_path:
     def check() -> None:
         recover_folders(best.parent)
         assert [path.name for path in best.parent.iterdir()] == ["best"]
-        names = ["certificate.json", "config.json", "model.safetensors", "score.json"]
+        names = ["config.json", "manifest.json", "model.safetensors", "score.json"]
         assert sorted(path.name for path in best.iterdir()) == names
 
     def save() -> None:

@@ -170,7 +170,7 @@ def test_a_policy(draw: random.Random) -> None:
 
 
 def one_policy(draw: random.Random) -> None:
-    """A damaged policy folder, in half of the cases without a certificate."""
+    """A damaged policy folder, in half of the cases without a manifest."""
     best = Path(RUN, "best")
     with damage(best, draw), put_back(best / MANIFEST_FILE):
         if draw.random() < 0.5 and (best / MANIFEST_FILE).is_file():

@@ -331,7 +331,7 @@ def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) 
     (first.videos / "step_1.mp4").write_text("film")
     (first.best / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE}))
     assert publish(Publication(run=first, repo=RUN)) == f"{hub.url}/{RUN}  (private)"
-    beside = {"score.json", "certificate.json", "vla_zoo.json", "dataset_statistics.json"}
+    beside = {"score.json", "manifest.json", "vla_zoo.json", "dataset_statistics.json"}
     for name in beside:
         HfApi().upload_file(path_or_fileobj=b"{}", path_in_repo=name, repo_id=RUN)
     assert set(hub.repos[RUN].files) == always | records | beside | {"replay.mp4", "adapter_config.json"}
