@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def results_file(plan: Agent, weights: str | None) -> Path:
-    """The file of the results: `results.json` for those by the run's own protocol, else named by the departures.
+    """Return the file of the results: `results.json` for those by the run's own protocol, else named by the departures.
 
     An evaluation of the same weights, of this SHA-256, on more start states is not replaced by one on fewer.
     """

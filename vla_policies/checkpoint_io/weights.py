@@ -56,7 +56,7 @@ def load_weights(folder: Path, module: nn.Module) -> None:
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder on the meta device, which has no memory: only the files' headers are read."""
+    """Return all tensors of the folder on the meta device, which has no memory: only the files' headers are read."""
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
         found |= read_once(path, _read_header)
@@ -71,7 +71,7 @@ def _read_header(path: Path) -> dict[str, Tensor]:
 def read_safetensors(
     path: Path, *, skip: Callable[[str], bool] | None = None, finite: bool = True
 ) -> dict[str, Tensor]:
-    """The tensors of one file but those that `skip` is true of; where they must be `finite`, raises `BadValue` for one
+    """Return the tensors of one file but those that `skip` is true of; where they must be `finite`, raises for one
     that is not: every decision would be nonsense. Where the default device is meta, only the header is read."""
     check_no_pipe(path)
     _check_fetched(path)
@@ -112,7 +112,7 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(folder: Path, *, skip: Callable[[str], bool] | None = None, finite: bool = True) -> dict[str, Tensor]:
-    """The tensors of the folder, as of `read_safetensors`."""
+    """Return the tensors of the folder, as of `read_safetensors`."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         tensors |= read_safetensors(path, skip=skip, finite=finite)
@@ -120,7 +120,7 @@ def read_tensors(folder: Path, *, skip: Callable[[str], bool] | None = None, fin
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """A torch state dict, the `module.` of data-parallel training taken off its keys."""
+    """Return a torch state dict, the `module.` of data-parallel training taken off its keys."""
     check_no_pipe(path)
     _check_fetched(path)
     try:

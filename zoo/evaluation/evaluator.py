@@ -71,7 +71,7 @@ class EpisodeRecord:
     def from_info(
         cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int, start_state: str = "", round: int = 0
     ) -> EpisodeRecord:
-        """From one environment's `info["episode"]` of `vla_gym`."""
+        """Return the record of one environment's `info["episode"]` of `vla_gym`."""
         return cls(
             task_id=task_id,
             trial_id=trial_id,
@@ -87,7 +87,7 @@ class EpisodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One environment's picture before one decision; an episode's last frame is the state it ended in."""
+    """One environment's image before one decision; an episode's last frame is the state it ended in."""
 
     env: int
     """Environment index."""
@@ -216,12 +216,12 @@ def evaluate(
 
 
 def episodes_of(start_states: Sequence[StartState], rounds: int) -> list[tuple[StartState, int]]:
-    """The episodes of an evaluation, (start state, round) each, in the order of `evaluate`."""
+    """Return the episodes of an evaluation, (start state, round) each, in the order of `evaluate`."""
     return [(start, number) for start in start_states for number in range(rounds)]
 
 
 class _Decider:
-    """The actions of some episodes' next decisions, in NumPy."""
+    """Chooses the actions of some episodes' next decisions, in NumPy."""
 
     def __init__(self, policy: Predictor, *, deterministic: bool, seed: int) -> None:
         self._policy, self._deterministic, self._seed = policy, deterministic, seed
@@ -240,7 +240,7 @@ class _Decider:
 
 
 def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -> dict[str, Any]:
-    """The observations of some environments; instructions are a tuple of str."""
+    """Return the observations of some environments; instructions are a tuple of str."""
     return {
         key: value[np.asarray(envs)] if isinstance(value, np.ndarray) else tuple(value[env] for env in envs)
         for key, value in obs.items()

@@ -72,7 +72,7 @@ def evaluation_record(
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """Both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
+    """Return both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
     separated = "do not overlap" if comparison.separated else "overlap"
     test, solved = "McNemar", ""
     if comparison.rounds > 1:
@@ -88,7 +88,7 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def task_comparison_table(comparisons: Mapping[str, Comparison]) -> str:
-    """A line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
+    """Return a line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
     widest = max(len(name) for name in ("task", *comparisons))
     raised = holm([comparison.p_value for comparison in comparisons.values()])
     return "\n".join(
@@ -138,7 +138,7 @@ def protocol_line(
     actions: str,
     own_words: int,
 ) -> str:
-    """One line that keeps a success rate from being misread.
+    """Return a line that keeps a success rate from being misread.
 
     `actions` is `VLAPolicy.action_selection_text`. `own_words` tasks have other words than the benchmark's.
     """

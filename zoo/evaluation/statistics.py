@@ -52,7 +52,7 @@ class Rate:
 
 
 def effective_episodes(solved_by_start: Sequence[Sequence[bool]]) -> float:
-    """Independent episodes that those of some start states are worth, each played once or several times.
+    """Return the independent episodes that those of some start states are worth, each played once or several times.
 
     The number whose binomial variance is the variance between start states (the linearised one of a ratio), as
     intervals of clustered surveys have it (Korn and Graubard 1998; Dean and Pagano 2015): at most all episodes, and at
@@ -69,7 +69,7 @@ def effective_episodes(solved_by_start: Sequence[Sequence[bool]]) -> float:
 
 
 def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
-    """95 % score interval of a binomial rate (Wilson 1927): honest at 0 and n, where k/n +- 2 s.e. is not."""
+    """Return the 95 % score interval of a binomial rate (Wilson 1927): honest at 0 and n, unlike k/n +- 2 s.e."""
     if not 0 <= successes <= episodes or episodes < 1:
         raise ValueError(f"need 0 <= successes <= episodes and episodes >= 1, got {successes} of {episodes}")
     z2 = _Z95**2
@@ -84,24 +84,24 @@ def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
 
 
 def rates_by_task(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> list[Rate]:
-    """One rate per task that was tried, in task order."""
+    """Return one rate per task that was tried, in task order."""
     tried = sorted({episode.task_id for episode in episodes})
     return [_rate(tasks[i].name, [e for e in episodes if e.task_id == i]) for i in tried]
 
 
 def rates_by_suite(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> list[Rate]:
-    """One rate per suite that was tried, in task order."""
+    """Return one rate per suite that was tried, in task order."""
     suites = dict.fromkeys(tasks[i].suite for i in sorted({episode.task_id for episode in episodes}))
     return [_rate(suite, [e for e in episodes if tasks[e.task_id].suite == suite]) for suite in suites]
 
 
 def overall_rate(episodes: Sequence[EpisodeRecord]) -> Rate:
-    """All episodes together."""
+    """Return the rate of all episodes together."""
     return _rate("all episodes", episodes)
 
 
 def mean_of_rates(rates: Sequence[Rate]) -> float:
-    """Mean in which every task, or every suite, counts once, however many episodes it got.
+    """Return the mean in which every task, or every suite, counts once, however many episodes it got.
 
     LIBERO's and Meta-World's published averages are over suites. Meta-World's are its four difficulty buckets of 28,
     11, 6 and 5 tasks, so that is not the mean over tasks.
@@ -135,12 +135,12 @@ def _by_start(episodes: Sequence[EpisodeRecord]) -> list[list[bool]]:
 
 
 def rate_of_rounds(label: str, success_E: np.ndarray, rounds: int) -> Rate:
-    """Of the outcomes of an evaluation's episodes, in the order of `zoo.evaluation.evaluator.evaluate`."""
+    """Return the rate of an evaluation's outcomes, in the order of `zoo.evaluation.evaluator.evaluate`."""
     return _rate_of(label, success_E.astype(bool).reshape(-1, rounds).tolist())
 
 
 def together(label: str, rates: Sequence[Rate]) -> Rate:
-    """All episodes of several evaluations, of other policies or start states."""
+    """Return the rate of all episodes of several evaluations, of other policies or start states."""
     repeated = any(rate.effective is not None for rate in rates)
     return Rate(
         label=label,
@@ -202,7 +202,7 @@ class Comparison:
 
 
 def sign_flip_exact(differences: Sequence[int]) -> float:
-    """Chance of a sum as far from 0 when each difference is as likely with the other sign (Fisher 1935, exact).
+    """Return the chance of a sum as far from 0 when each sign is as likely as the other (Fisher 1935, exact).
 
     Two policies that are alike in a start state may have changed places there, all its rounds together: rounds of one
     start state need not be independent. Differences of -1, 0 and 1 alone give McNemar's exact test (1947).
@@ -219,7 +219,7 @@ def sign_flip_exact(differences: Sequence[int]) -> float:
 
 
 def binomial_exact(successes: int, episodes: int, rate: float) -> float:
-    """Chance of a count at most as likely as `successes` of `episodes` when each succeeds at `rate` (two-sided, exact).
+    """Return the exact two-sided p-value of `successes` of `episodes` when each succeeds at `rate`.
 
     The sum of all such probabilities, counting those within 1e-7 of this one's as equal, as R and SciPy do.
     """
@@ -238,7 +238,7 @@ def binomial_exact(successes: int, episodes: int, rate: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values raised for being several, in the order given (Holm 1979).
+    """Return p-values raised for being several, in the order given (Holm 1979).
 
     The k-th smallest of m, k from 0, times m - k; at most 1, and never below a smaller one's.
     """
@@ -250,7 +250,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare_tasks(before: Outcomes, after: Outcomes) -> dict[str, Comparison]:
-    """`compare` for each task by itself, <environment>/<task id> -> its comparison, in the order of `before`.
+    """Return `compare` for each task by itself, <environment>/<task id> -> its comparison, in the order of `before`.
 
     Raises `BadValue` where the start states are not the same.
     """
@@ -262,7 +262,7 @@ def compare_tasks(before: Outcomes, after: Outcomes) -> dict[str, Comparison]:
 
 
 def compare(before: Outcomes, after: Outcomes) -> Comparison:
-    """Compare outcomes on the same start states; raises `BadValue` where they are not the same."""
+    """Return the comparison of outcomes on the same start states; raises `BadValue` where they are not the same."""
     if before.keys() != after.keys():
         common = len(before.keys() & after.keys())
         raise BadValue(
@@ -284,7 +284,7 @@ def compare(before: Outcomes, after: Outcomes) -> Comparison:
 
 
 def first_rounds(outcomes: Outcomes, rounds: int | None) -> Outcomes:
-    """Outcomes of the first rounds alone, None = all; raises `BadValue` where a start state has fewer."""
+    """Return the outcomes of the first rounds alone, None = all; raises `BadValue` where a start state has fewer."""
     fewest = min(map(len, outcomes.values()))
     if rounds is not None and fewest < rounds:
         raise BadValue(f"--rounds {rounds} is more than the {fewest} that were played; at most --rounds {fewest}")
@@ -292,7 +292,7 @@ def first_rounds(outcomes: Outcomes, rounds: int | None) -> Outcomes:
 
 
 def outcomes_of(records: Sequence[Mapping[str, Any]]) -> Outcomes:
-    """Outcomes of `zoo.evaluate`'s records together; raises `BadValue` where two hold one start state."""
+    """Return the outcomes of `zoo.evaluate`'s records together; raises `BadValue` where two hold one start state."""
     found: dict[tuple[str, str], dict[int, bool]] = {}
     for record in records:
         for episode in record["episodes"]:

@@ -47,7 +47,7 @@ class EvaluationVideo(VideoGrid):
 
 
 class Window:
-    """Shows uint8 pictures `[H, W, 3]`, at most `fps` a second; stays closed once the user has closed it."""
+    """Shows uint8 images `[H, W, 3]`, at most `fps` a second; stays closed once the user has closed it."""
 
     def __init__(self, tk: ModuleType, root: Any, *, fps: float) -> None:
         from PIL import ImageTk
@@ -58,14 +58,14 @@ class Window:
         self._pause, self._next = 1.0 / fps, time.monotonic()
         self._open = True
 
-    def show(self, picture_HW3: np.ndarray) -> None:
-        """Show the picture once the previous one has been shown for 1 / `fps` seconds."""
+    def show(self, image_HW3: np.ndarray) -> None:
+        """Show the image once the previous one has been shown for 1 / `fps` seconds."""
         if not self._open:
             return
         time.sleep(max(0.0, self._next - time.monotonic()))
         self._next = time.monotonic() + self._pause
         try:
-            photo = self._photo_of(Image.fromarray(picture_HW3), master=self._root)
+            photo = self._photo_of(Image.fromarray(image_HW3), master=self._root)
             self._label.configure(image=photo)
             self._label.image = photo  # Tk itself keeps no reference
             self._root.update()

@@ -203,8 +203,11 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     for key, value in expected.items():
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
-    if (manifest := _manifest_of(folder, state)) is not None:
+    manifest = _manifest_of(folder, state)
+    if manifest is not None:
         check_manifest(folder, manifest)
+    elif "files" not in state:  # which version 0.1 wrote
+        raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {MANIFEST_FILE}")
     return state
 
 
