@@ -84,11 +84,11 @@ class VideoGrid:
             with TemporaryDirectory() as elsewhere:
                 draft = Path(elsewhere) / path.name
                 self._encode(draft, fps)
-                film = draft.read_bytes() if draft.is_file() else b""
+                video = draft.read_bytes() if draft.is_file() else b""
             # The index comes last, and ffmpeg does not report that the disk was full.
-            if b"moov" not in film:
+            if b"moov" not in video:
                 raise OSError("ffmpeg did not finish it")
-            write_atomic(path, film)
+            write_atomic(path, video)
         except OSError as error:
             # ffmpeg itself may be the file that is missing.
             place = f" ('{error.filename}')" if isinstance(error.filename, str) else ""
@@ -136,9 +136,9 @@ def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -
     side = max(_SMALLEST_TILE, image.shape[0])
     scale = max(1.0, side / _LARGEST_PLAIN_TILE)
     bar = round(scale * _CAPTION_HEIGHT)
-    picture = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
+    enlarged = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
     tile = Image.new("RGB", (side, side + bar), _GREEN if success else _RED if over else _GREY)
-    tile.paste(picture, (0, bar))
+    tile.paste(enlarged, (0, bar))
     draw = ImageDraw.Draw(tile)
     font = ImageFont.load_default(size=round(11 * scale))
     for line, text in enumerate(_wrap(instruction, draw, font, side - round(6 * scale))):

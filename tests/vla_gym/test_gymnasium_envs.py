@@ -14,7 +14,7 @@ import vla_gym
 from vla_gym import gymnasium_envs, registry
 from vla_gym.checks import check_vla_env
 from vla_gym.errors import BadValue, UnknownName
-from vla_gym.gymnasium_envs import scaled_state, square
+from vla_gym.gymnasium_envs import scaled_state
 
 YARD = """
 import gymnasium as gym
@@ -53,20 +53,6 @@ class Odd(Yard):  # its picture is `picture`
 class Floats(Odd):
     picture = np.zeros((8, 8, 3))
 
-class Dark(Odd):  # its window opens in reset
-    picture = np.zeros((8, 8, 3), np.uint8)
-    def reset(self, *, seed=None, options=None):
-        raise RuntimeError("no display")
-    def close(self):
-        self.window.close()
-
-class Listening(Odd):
-    heard = []
-    picture = np.zeros((8, 8, 3), np.uint8)
-    def step(self, action):
-        Listening.heard.append(action.tolist())
-        return super().step(action)
-
 class Transparent(Odd):
     picture = np.zeros((8, 8, 4), np.uint8)
 
@@ -76,22 +62,8 @@ def nearly(info):
 class Unlimited(Yard):
     action_space = gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,))
 
-class ChannelsFirst(Yard):
-    observation_space = gym.spaces.Dict(first=gym.spaces.Box(0, 255, (3, 4, 4), np.uint8))
-
-class Buttons(Yard):
-    action_space = gym.spaces.Discrete(2)
-    def step(self, action):
-        return super().step([(0, 1)[action]])
-
-def boxed():
-    return gym.wrappers.TransformAction(Buttons(), lambda action: int(action[0] > 0), gym.spaces.Box(-1.0, 1.0, (1,)))
-
 def several():
     return gym.vector.SyncVectorEnv([Yard, Yard])
-
-def limited(steps):
-    return gym.wrappers.TimeLimit(Yard(render_mode="rgb_array"), steps)
 
 class Shown(gym.Env):  # its picture is in the observation; it has no render_mode
     observation_space = gym.spaces.Dict(
@@ -162,16 +134,6 @@ def test_actions_images_and_success_are_the_environment_s(monkeypatch: pytest.Mo
     envs.close()
 
 
-def test_splits_share_no_start_state() -> None:
-    vla_gym.from_gymnasium("their_yard:Yard-v0", "go", trials=4, in_process=True)
-    hashes = []
-    for split in ("train", "test", "validation"):
-        envs = vla_gym.make_vec("Yard-v0", 4, schedule="grid", split=split)
-        hashes += list(envs.reset()[1]["start_state"])
-        envs.close()
-    assert len(set(hashes)) == 12
-
-
 def test_what_cannot_be_driven_is_said_at_once() -> None:
     with pytest.raises(BadValue, match="Gymnasium does not know 'Yord-v0'"):
         vla_gym.from_gymnasium("Yord-v0", "go")
@@ -219,33 +181,6 @@ def test_a_state_is_scaled_where_it_has_bounds() -> None:
     assert scaled_state(np.array([1.0, 7.0]), space).tolist() == [-0.5, 7.0]
 
 
-def test_images_become_square() -> None:
-    image = np.zeros((2, 4, 3), dtype=np.uint8)
-    image[:, 2:] = 200
-    assert square(image, 2)[:, :, 0].tolist() == [[0, 200], [0, 200]]
-    with pytest.raises(ValueError, match=r"uint8 \[H, W, 3\], got float64 \[2, 2\]"):
-        square(np.zeros((2, 2)), 2)
-
-
-def step_through(envs: vla_gym.VLAVectorEnv, action: list[float]) -> tuple[list[bool], list[bool]]:
-    envs.reset()
-    terminated, truncated = [], []
-    while not (terminated and (terminated[-1] or truncated[-1])):
-        _, _, terminated_N, truncated_N, _ = envs.step(np.float32([action]))
-        terminated.append(bool(terminated_N[0]))
-        truncated.append(bool(truncated_N[0]))
-    envs.close()
-    return terminated, truncated
-
-
-def test_a_time_limit_inside_truncates() -> None:
-    import their_yard
-
-    vla_gym.from_gymnasium(their_yard.limited, "go", id="Limited-Yard", horizon=9, in_process=True, steps=3)
-    envs = vla_gym.make_vec("Limited-Yard", 1, autoreset_mode="disabled")
-    assert step_through(envs, [-1.0, 0.0]) == ([False] * 3, [False, False, True])
-
-
 def test_an_image_of_the_observation_needs_no_render_mode() -> None:
     vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixels", state="arm", in_process=True)
     envs = vla_gym.make_vec("ShownYard-v0", 1, image_size=16, autoreset_mode="disabled")
@@ -273,17 +208,6 @@ def test_an_environment_that_cannot_show_itself_is_refused_when_it_is_described(
     with pytest.raises(BadValue, match=r"their_yard:Shown fails .*NotImplementedError.*render\(\) gives.*image="):
         vla_gym.from_gymnasium(their_yard.Shown, "go", id="Their-Shown", horizon=7, state=False)
     assert "Their-Shown" not in vla_gym.list_envs()
-
-
-def test_what_failed_can_be_called_again_put_right() -> None:
-    with pytest.raises(BadValue, match=r"cannot be made with \{'sped': 0.5\}: .*sped"):
-        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, sped=0.5)
-    assert "Again" not in vla_gym.list_envs()
-    assert vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, speed=0.5).id == "Again"
-    with pytest.raises(BadValue, match=r"speed.* must be JSON values"):
-        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Other", speed=np.int64(1))
-    with pytest.raises(BadValue, match="got None"):
-        vla_gym.from_gymnasium("their_yard:Yard-v0", None, id="Other")  # type: ignore[arg-type]
 
 
 def test_workers_import_the_module_that_registers_an_id(monkeypatch: pytest.MonkeyPatch) -> None:

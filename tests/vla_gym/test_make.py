@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
-from vla_gym.system.limits import num_cores
 
 Make = Callable[..., VLAVectorEnv]
 
@@ -19,13 +17,6 @@ def test_a_reward_is_not_differenced_twice(make: Make) -> None:
     with pytest.raises(BadValue, match=r"Scripted pays the change of its reward.*'step_penalty', got 'diff"):
         make(dataclasses.replace(scripted_benchmark(), pays_differences=True), reward="differenced")
     assert find_benchmark("ManiSkill-Plate25").pays_differences
-
-
-def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
-    envs = make(scripted_benchmark(in_process=False), 3)
-    assert len(envs.worker_pids) == min(3, num_cores())
-    assert make(scripted_benchmark(in_process=False), 3, num_workers=0).worker_pids == []
-    assert make(scripted_benchmark(), 2, num_workers=9).config.num_workers == 2
 
 
 @pytest.mark.parametrize(
@@ -82,18 +73,3 @@ def test_a_benchmark_of_one_s_own() -> None:
     missing = dataclasses.replace(only_main, requires=("no_such_simulator",), extra="libero")
     with pytest.raises(MissingDependency, match="vla-zoo"):
         make_vec(missing)
-
-
-def test_a_benchmark_keeps_its_split() -> None:
-    test = find_benchmark("Toy-Reach", split="test")
-    place = {"task_id": np.array([0]), "trial_id": np.array([0]), "reset_mask": np.array([True])}
-    starts, splits = [], []
-    for env, options in (("Toy-Reach", {"split": "test"}), (test, {}), (test, {"split": "test"}), ("Toy-Reach", {})):
-        envs = make_vec(env, 1, num_workers=0, **options)
-        starts.append(envs.reset(options=place)[1]["start_state"][0])
-        splits.append(envs.protocol()["split"])
-        envs.close()
-    assert splits == ["test", "test", "test", "train"]
-    assert starts[0] == starts[1] == starts[2] != starts[3]
-    with pytest.raises(BadValue, match=r"a Benchmark of split 'test', so split must be left out, got 'train'"):
-        make_vec(test, split="train")

@@ -69,18 +69,6 @@ def test_names_that_leave_the_folder(name: object, tmp_path: Path) -> None:
         inside(root, name, "info.json")
 
 
-def test_names_that_stay(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert inside(tmp_path, "link/x", "info.json") == tmp_path / "link/x"
-    cache = tmp_path / "models--me--x"
-    (cache / "blobs").mkdir(parents=True)
-    (cache / "snapshots" / "c").mkdir(parents=True)
-    (cache / "blobs" / "b").write_text("")
-    (cache / "snapshots" / "c" / "x").symlink_to("../../blobs/b")
-    assert inside(cache / "snapshots" / "c", "x", "info.json").read_text() == ""
-
-
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(BadValue, match="is no regular file, but a pipe"):

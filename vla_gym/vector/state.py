@@ -70,11 +70,11 @@ class EpisodeTable:
         """Let all members of a group go on with one episode of the schedule, that of the member furthest on."""
         self.episodes[:] = self.episodes.reshape(-1, group_size).max(axis=1).repeat(group_size)
 
-    def begin(self, env: int, start: StartState, fingerprint: str) -> None:
+    def begin(self, env: int, start: StartState, start_state: str) -> None:
         """Record that a new episode has begun."""
         self.task_id[env] = start.task_id
         self.trial_id[env] = start.trial_id
-        self.start_state[env] = fingerprint
+        self.start_state[env] = start_state
         self._clear(env, idle=False)
 
     def retire(self, env: int) -> None:

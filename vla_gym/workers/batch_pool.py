@@ -49,7 +49,7 @@ class BatchSimulator(Protocol):
     ) -> None: ...
 
     def reset(self, starts: Mapping[int, StartState]) -> Mapping[int, str]:
-        """Put the given slots into start states, leave the others alone; slot -> hash."""
+        """Put the given slots into start states, leave the others alone; slot -> hash of the state."""
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         """Advance every slot one policy step with float32 actions `[N, A]` in [-1, 1]."""
@@ -71,11 +71,11 @@ class _Row:
     """A `SubEnv`'s simulator: its row of the batch's last result."""
 
     def __init__(self) -> None:
-        self.fingerprint = ""
+        self.start_state = ""
         self.outcome = SimStep(reward=0.0, success=False, terminated=False)
 
     def reset(self, start: StartState) -> str:
-        return self.fingerprint
+        return self.start_state
 
     def step(self, action_A: np.ndarray) -> SimStep:
         return self.outcome
@@ -131,8 +131,8 @@ class BatchPool(Pool):
         starts = {command.slot: command.start for command in sorted(commands, key=lambda command: command.slot)}
         if not starts:
             return
-        for slot, fingerprint in self._batch.reset(starts).items():
-            self._rows[slot].fingerprint = fingerprint
+        for slot, start_state in self._batch.reset(starts).items():
+            self._rows[slot].start_state = start_state
             parts[slot].append(self._envs[slot].reset(starts[slot]))
         self._running.update(starts)
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym import UnknownName, make_vec
+from vla_gym import make_vec
 from vla_gym.adapters import toy
-from vla_gym.adapters.toy import COLOURS, SPLITS, STEP, ToyReach, toy_benchmark
+from vla_gym.adapters.toy import COLOURS, STEP, ToyReach, toy_benchmark
 from vla_gym.specs import StartState
 
 STARTS = [StartState(task_id=task, trial_id=trial) for task in range(3) for trial in range(50)]
@@ -59,39 +59,6 @@ def test_the_sentence_without_the_picture_is_not_enough() -> None:
     directions = {"red": (1, 0), "green": (-1, 1), "blue": (-1, -1)}
     rate = success_rate(lambda obs, slot: [directions[obs["instruction"][slot].split()[2]]])
     assert rate < 0.5
-
-
-def test_splits_share_no_start_state() -> None:
-    states = {make_toy(split).reset(start) for split in SPLITS for start in STARTS}
-    assert len(states) == 3 * 150
-    with pytest.raises(UnknownName, match="split"):
-        toy_benchmark("Toy-Reach", split="val")
-
-
-def test_an_episode_is_fully_determined_by_its_start_state() -> None:
-    first, other = make_toy(), make_toy()
-    other.reset(STARTS[3])
-    other.step(np.array([1.0, -1.0], dtype=np.float32))
-    assert first.reset(STARTS[77]) == other.reset(STARTS[77])
-    action_A = np.array([0.3, -0.6], dtype=np.float32)
-    for _ in range(3):
-        assert first.step(action_A) == other.step(action_A)
-        for key, value in first.observe().items():
-            assert np.array_equal(value, other.observe()[key])
-
-
-def test_no_episode_begins_on_a_block_or_in_the_way_of_another() -> None:
-    simulator = make_toy()
-    for start in STARTS:
-        simulator.reset(start)
-        place = np.array([simulator._x, simulator._y])
-        blocks = np.array(simulator._blocks)
-        for target in range(3):
-            way = place + np.linspace(0, 1, 20)[:, None] * (blocks[target] - place)
-            others = np.delete(blocks, target, axis=0)
-            distance = np.linalg.norm(way[:, None] - others[None], axis=2).min()
-            assert distance > toy.TOUCH
-        assert ((blocks > toy.BLOCK) & (blocks < 1 - toy.BLOCK)).all()  # whole, inside the picture
 
 
 def test_touching_the_named_block_solves_and_touching_another_ends() -> None:

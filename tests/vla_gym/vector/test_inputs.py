@@ -5,7 +5,7 @@ import pytest
 from gymnasium.spaces import Box
 from scripted_simulator import scripted_benchmark
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from vla_gym.vector.sb3 import join_options
 from vla_gym.vector.stage import read_actions
@@ -75,28 +75,3 @@ def test_the_options_of_each_slot_become_those_of_all() -> None:
 
 
 CELL = {"task_id": 1, "trial_id": 0}
-
-
-@pytest.mark.parametrize(
-    ("entries", "error", "message"),
-    [
-        ([CELL], BadValue, "one dict per slot, 2, got 1"),
-        (
-            [CELL, {}],
-            BadValue,
-            r"options\[1\] has no 'task_id', got \{\}: .* every slot must give task_id and trial_id",
-        ),
-        ([CELL, {"task_id": 1}], BadValue, r"options\[1\] has no 'trial_id', got \{'task_id': 1\}"),
-        (
-            [CELL, CELL | {"trial_id": 0.5}],
-            BadValue,
-            r"options\[1\]\['trial_id'\] must be an integer, got 0.5",
-        ),
-        ([CELL | {"task_id": [1, 1]}, CELL], BadValue, r"options\[0\]\['task_id'\] must be an integer"),
-        ([CELL, {"trialid": 0}], UnknownName, "Did you mean 'trial_id'"),
-        ([{"reset_mask": np.array([True, False])}, {}], UnknownName, "Known: task_id, trial_id"),
-    ],
-)
-def test_wrong_options_of_single_slots(entries: list[dict], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        join_options(entries, 2)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from vla_gym import VLAVectorEnv, find_benchmark
-from vla_gym.specs import Task
 from vla_gym.vector.protocol import changed_instructions, with_instructions
 
 Make = Callable[..., VLAVectorEnv]
@@ -23,13 +22,6 @@ def test_a_mapping_changes_the_tasks_it_names() -> None:
     ]
     assert changed_instructions(own, changed) == {"reach_green": "reach the green block"}
     assert [task.name for task in changed.tasks] == [task.name for task in own.tasks]
-
-
-def test_a_function_is_asked_for_every_task() -> None:
-    def shout(task: Task) -> str:
-        return task.instruction.upper()
-
-    assert with_instructions(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

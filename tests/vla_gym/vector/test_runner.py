@@ -40,14 +40,6 @@ def make_runner(kind: str = "grid") -> tuple[CommandRunner, Recorded]:
     return CommandRunner(benchmark, 2, 4, schedule, pool), pool
 
 
-def test_a_grid_retires_those_it_has_no_start_state_for() -> None:
-    runner, _ = make_runner()
-    runner.run(runner.begin_commands([0, 1]))
-    assert runner.table.task_id.tolist() == [0, 1]
-    assert runner.begin_commands([0]) == []
-    assert runner.table.idle.tolist() == [True, False]
-
-
 def test_a_lost_start_state_of_a_grid_is_repeated() -> None:
     runner, pool = make_runner()
     runner.run(runner.begin_commands([0, 1]))

@@ -68,15 +68,6 @@ def test_a_whole_grid_is_evaluated_and_no_more(make: Make) -> None:
         evaluate_policy(Still(), env, n_eval_episodes=151)
 
 
-def test_the_time_limit_is_told(make: Make) -> None:
-    env = make("Toy-Reach", 2, chunk=12).as_sb3()
-    env.reset()
-    _, _, done, infos = env.step(np.zeros((2, 12, 2), dtype=np.float32))
-    assert done.all()
-    assert all(info["TimeLimit.truncated"] for info in infos)
-    assert not any(info["is_success"] for info in infos)
-
-
 def test_seed_and_options_are_used_once(make: Make) -> None:
     env = make("Toy-Reach", 3).as_sb3()
 
@@ -93,27 +84,6 @@ def test_seed_and_options_are_used_once(make: Make) -> None:
     env.reset()
     assert [(info["task_id"], info["trial_id"]) for info in env.reset_infos] == [(1, 2)] * 3
     assert starts() != [starts()[0]] * 3
-
-
-def test_every_slot_gets_its_own_options(make: Make) -> None:
-    env = make("Toy-Reach", 3).as_sb3()
-
-    def cells() -> list[tuple[int, int]]:
-        env.reset()
-        return [(info["task_id"], info["trial_id"]) for info in env.reset_infos]
-
-    env.set_options([{"task_id": k, "trial_id": k + 4} for k in range(3)])
-    assert cells() == [(0, 4), (1, 5), (2, 6)]
-    env.set_options({"task_id": np.array([2, 1, 0]), "trial_id": 7})
-    assert cells() == [(2, 7), (1, 7), (0, 7)]
-    env.seed(4)
-    drawn = cells()
-    for nothing in (None, {}, [{}, {}, {}]):
-        env.seed(4)
-        env.set_options(nothing)
-        assert cells() == drawn
-    with pytest.raises(BadValue, match=r"options\[0\] has no 'task_id', got \{\}"):
-        env.set_options([{}, {"task_id": 1, "trial_id": 7}, {}])
 
 
 class Expert:

@@ -50,18 +50,6 @@ def test_a_loaded_state_continues_bit_for_bit(make: Make, mode: str, num_workers
     assert drive(envs, 9, seed=2) == straight
 
 
-def test_idle_slots_stay_idle(make: Make) -> None:
-    options = {"chunk": 100, "schedule": "grid"}
-    envs = make(None, 3, **options)
-    envs.reset()
-    for _ in range(4):
-        envs.step(np.zeros((3, 100, 2)))
-    assert envs.idle.all()
-    other = make(None, 3, **options)
-    other.load_state_dict(envs.state_dict())
-    assert other.idle.all()
-
-
 def test_states_of_others_are_refused(make: Make) -> None:
     envs = make(None, 3)
     envs.reset()

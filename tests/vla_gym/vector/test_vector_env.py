@@ -138,31 +138,6 @@ def test_disabled_holds_what_has_ended(make: Make) -> None:
     expect(seen(envs), count=[3, 5, 12], executed=[0, 5, 0], terminated=[True, False, True])
 
 
-def test_disabled_resets_to_chosen_cells(make: Make) -> None:
-    envs = scripted(make, "disabled")
-    envs.reset()
-    mask = np.array([True, False, True])
-    options = {"reset_mask": mask, "task_id": np.array([2, 0, 2]), "trial_id": np.array([1, 0, 1])}
-    obs, infos = envs.reset(options=options)
-    assert infos["start_state"].tolist() == ["0201", "0100", "0201"]
-    assert obs["instruction"] == ("do thing 2", "do thing 1", "do thing 2")
-    assert set(options) == {"reset_mask", "task_id", "trial_id"}
-    assert mask.tolist() == [True, False, True]
-    # Chosen cells are not taken from the schedule: the grid goes on where it was.
-    _, infos = envs.reset(options={"reset_mask": mask})
-    assert infos["start_state"].tolist() == ["0001", "0100", "0201"]
-
-
-def test_more_slots_than_cells_are_idle_from_the_start(make: Make) -> None:
-    envs = make(scripted_benchmark((1,), num_trials=2), 3, schedule="grid", autoreset_mode="disabled")
-    obs, infos = envs.reset()
-    assert infos["idle"].tolist() == [True, False, False]
-    assert obs in envs.observation_space
-    _, _, terminated, _, infos = envs.step(np.zeros((3, 2)))
-    assert infos["executed"].tolist() == [0, 1, 1]
-    assert terminated.tolist() == [False, True, True]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_grid_walk_ends_with_every_cell_seen_once(make: Make, num_workers: int) -> None:
     envs = make(None, 4, chunk=5, schedule="grid", num_workers=num_workers, autoreset_mode="same_step")
@@ -245,15 +220,6 @@ def test_seeds(make: Make) -> None:
     assert envs.np_random_seed == 4
 
 
-def test_reward_options_reach_the_slots(make: Make) -> None:
-    envs = make(None, 3, chunk=5, schedule="grid", reward="step_penalty", reward_scale=2.0)
-    envs.reset()
-    _, reward, *_, infos = envs.step(ACTION)
-    assert reward.tolist() == [-1.0, -5.0, -5.0]  # slot 0: 2 * 1 - 3
-    assert infos["step_rewards"][0].tolist() == [-1, -1, 1, 0, 0]
-    assert infos["episode"]["return"].tolist() == [-1.0, 0.0, 0.0]
-
-
 def test_observations_are_fresh_arrays(make: Make) -> None:
     envs = scripted(make, "next_step")
     first, _ = envs.reset()
@@ -290,15 +256,6 @@ def test_garbage_collection_ends_the_workers(alive: Callable[[int], bool]) -> No
     del envs
     gc.collect()
     assert not any(map(alive, pids))
-
-
-def test_gymnasium_wrappers_understand_the_mode(make: Make) -> None:
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(scripted(make, "next_step"), stats_key="stats")
-    envs.reset()
-    for _ in range(3):
-        envs.step(ACTION)
-    assert list(envs.return_queue) == [1.0, 1.0, 1.0, 1.0]  # slot 0 twice, slots 1 and 2
-    assert list(envs.length_queue) == [1, 2, 1, 3]  # in decisions
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e300])

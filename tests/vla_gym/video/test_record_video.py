@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
 from tests.vla_gym.video.test_grid import read
-from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
+from vla_gym import VLAVectorEnv, WorkerRestarted
 from vla_gym.video import RecordVideo
 
 Make = Callable[..., VLAVectorEnv]
@@ -49,18 +48,6 @@ def test_each_episode_is_filmed_from_its_start_to_its_end(make: Make, mode: str,
     filmed.close()
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_the_next_episodes_follow(make: Make, mode: str, tmp_path: Path) -> None:
-    envs = make(scripted_benchmark((3,), num_trials=9), 1, chunk=2, autoreset_mode=mode)
-    filmed = RecordVideo(envs, tmp_path / "film.mp4", episodes=2)
-    filmed.reset()
-    while not filmed.written:
-        filmed.step(QUIET[:1, :2])
-    assert [frames for _, frames, _ in shown(filmed).values()] == [[0, 2, 3]] * 2
-    filmed.step(QUIET[:1, :2])  # goes on, unfilmed
-    assert len(filmed._grid) == 2
-
-
 def test_a_lost_episode_is_left_out(make: Make, tmp_path: Path) -> None:
     benchmark = scripted_benchmark((9, 9, 9), num_trials=1, failure="raise")
     envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
@@ -74,14 +61,3 @@ def test_a_lost_episode_is_left_out(make: Make, tmp_path: Path) -> None:
     assert sorted(shown(filmed)) == [0, 2]
     filmed.step(QUIET)  # the lost cell begins again
     assert shown(filmed)[3][:2] == ("do thing 1", [0])
-
-
-def test_real_pictures_and_the_wrappers_of_gymnasium(tmp_path: Path) -> None:
-    envs: Any = RecordVideo(make_vec("Toy-Reach", 2, chunk=4), tmp_path / "film.mp4", episodes=2)
-    obs, _ = envs.reset(seed=0)
-    assert obs in envs.observation_space
-    assert envs.metadata == envs.env.metadata
-    envs.step(envs.action_space.sample())
-    envs.close()
-    frames, _ = read(tmp_path / "film.mp4")
-    assert frames[:, 44:].std() > 0

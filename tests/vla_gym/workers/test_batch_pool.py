@@ -11,11 +11,9 @@ import pytest
 from scripted_batch import ScriptedBatch, batched_benchmark
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv, WorkerFailed
+from vla_gym import VLAVectorEnv
 from vla_gym.checks import check_vla_env
 from vla_gym.registry import find_benchmark
-from vla_gym.specs import StartState
-from vla_gym.workers.sub_env import Command
 
 Make = Callable[..., VLAVectorEnv]
 STILL = np.zeros((3, 5, 2), dtype=np.float32)
@@ -94,23 +92,6 @@ def test_a_state_is_reached_again_by_slots_of_different_ages(make: Make) -> None
     assert plain(other.step(STILL)[1:4]) == plain(envs.step(STILL)[1:4])
 
 
-def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
-    envs = make(batched_benchmark(failure="raise"), 3, chunk=5, schedule="grid", on_worker_error="restart")
-    envs.reset()
-    batch = batch_of(envs)
-    with pytest.raises(WorkerFailed, match=r"Scripted, slot 0, task 0 .*step.*ZeroDivisionError: the arm fell"):
-        envs.step(np.ones_like(STILL))
-    assert batch.closed
-
-
 def test_the_whole_contract_holds() -> None:
     toy = find_benchmark("Toy-Reach")
     check_vla_env(dataclasses.replace(toy, simulator="scripted_batch:ToyBatch", batched=True))
-
-
-def test_commands_come_in_any_order_but_slots_are_given_in_ascending_order(make: Make) -> None:
-    envs = make(batched_benchmark(), 3)
-    commands = [Command(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)]
-    reports = envs._pool.run(commands)
-    assert [report.start_state for report in reports] == ["0201", "0001", "0101"]
-    assert list(batch_of(envs).resets[0]) == [0, 1, 2]

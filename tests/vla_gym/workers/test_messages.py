@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -88,21 +87,6 @@ def test_failures_are_no_reports() -> None:
     assert str(error) == "fetch the assets"
 
 
-def test_without_shared_memory_actions_travel_along_and_slots_get_new_numbers() -> None:
-    memory = SlotMemory.private(LAYOUT)
-    action_TA = np.array([[0.25, -1.0]], dtype=np.float32)
-    start = StartState(task_id=2, trial_id=7)
-    sent = [
-        Command(slot=5, start=start, kind="step", action_TA=action_TA),
-        Command(slot=4, start=start, kind="reset"),
-    ]
-    step, reset = read_commands(write_commands(sent, slots=[1, 0]), memory)
-    assert (step.slot, step.start, step.kind) == (1, start, "step")
-    assert np.array_equal(step.action_TA, action_TA)
-    assert (reset.slot, reset.kind, reset.action_TA) == (0, "reset", None)
-    assert not memory.action_NKA.any()
-
-
 def test_actions_as_text_keep_every_bit() -> None:
     action_TA = np.array([[1e-45, -0.0], [np.pi, -1.0]], dtype=np.float32)
     assert actions_from_text(actions_to_text(action_TA), 2).tobytes() == action_TA.tobytes()
@@ -120,17 +104,6 @@ MEMORY = MemoryLayout(
 def observation(value: int) -> dict[str, np.ndarray]:
     image = np.full((5, 5, 3), value, dtype=np.uint8)
     return {"image": image, "wrist_image": image + 1, "state": np.full(3, value, dtype=np.float32)}
-
-
-def test_arrays_do_not_overlap_and_are_aligned() -> None:
-    offsets, size = MEMORY.offsets()
-    spans = []
-    for name, (shape, dtype) in MEMORY.arrays().items():
-        assert offsets[name] % 64 == 0
-        spans.append((offsets[name], offsets[name] + int(np.prod(shape)) * dtype.itemsize))
-    spans.sort()
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert spans[-1][1] <= size
 
 
 def test_two_attachments_see_each_other() -> None:

@@ -8,7 +8,7 @@ import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
 from vla_gym import VLAVectorEnv
-from vla_gym.errors import MissingDependency, WorkerFailed, WorkerRestarted
+from vla_gym.errors import WorkerRestarted
 from vla_gym.make import sub_env_setup
 from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
@@ -79,31 +79,6 @@ def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: 
     assert [simulator.closed for simulator in simulators(pool)] == [False, False]
     pool.run([command(0, "reset")])
     assert pool.memory.observation["state"].tolist() == [[0], [0]]
-
-
-def test_a_reset_that_fails_again_says_where() -> None:
-    pool = make_pool(failure="bad reset", on_worker_error="restart")
-    made = simulators(pool)
-    says = r"Scripted, slot 1, task 1 \(task_1\), trial 1, during reset, started anew: RuntimeError: cannot be reset"
-    with pytest.warns(WorkerRestarted, match="cannot be reset"), pytest.raises(WorkerFailed, match=says):
-        pool.run([command(1, "reset")])
-    assert [simulator.closed for simulator in made] == [True, True]
-    assert simulators(pool) == []
-
-
-@pytest.mark.parametrize("on_worker_error", ["raise", "restart"])
-def test_an_error_of_the_user_s_stays_what_it_is(
-    on_worker_error: OnWorkerError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reset(simulator: Scripted, start: StartState) -> str:
-        raise MissingDependency("no assets: fetch them")
-
-    pool = make_pool(on_worker_error=on_worker_error)
-    made = simulators(pool)
-    monkeypatch.setattr(Scripted, "reset", reset)
-    with pytest.raises(MissingDependency, match=r"^no assets: fetch them$"):  # and no warning of a restart
-        pool.run([command(0, "reset")])
-    assert [simulator.closed for simulator in made] == [True, True]
 
 
 def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:

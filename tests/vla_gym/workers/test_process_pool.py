@@ -93,18 +93,6 @@ def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
     assert not any(map(alive, pids))
 
 
-def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Make) -> None:
-    benchmark = scripted_benchmark((5, 9, 9), failure="hang")
-    timeouts = {"step_timeout": 0.5, "reset_timeout": 30.0}
-    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **timeouts)
-    envs.reset()
-    assert envs.step(QUIET)[2].tolist() == [True, False, False]  # so slot 0 begins an episode next
-    began = time.monotonic()
-    with pytest.raises(WorkerFailed, match=r"worker 1 .* hung for 0.5 s .*slot 1"):
-        envs.step(trigger(1))
-    assert time.monotonic() - began < 15.0  # half a second and the grace; half of the reset's 30 s
-
-
 def test_a_simulator_that_cannot_be_built(make: Make) -> None:
     with pytest.raises(WorkerFailed, match=r"RuntimeError: cannot be built.*Scripted, starting"):
         failing(make, "unbuildable")
@@ -133,38 +121,10 @@ def test_restart_loses_the_worker_s_episodes_only(make: Make, failure: str) -> N
     assert infos["episode"]["length"].tolist() == [9, 0, 0]
 
 
-def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> None:
-    envs = failing(make, "", on_worker_error="restart", autoreset_mode="disabled")
-    envs.reset()
-    envs.step(QUIET)
-    os.kill(envs.worker_pids[1], signal.SIGKILL)
-    with pytest.warns(WorkerRestarted, match=r"SIGKILL.*during reset"):  # done again by the new worker
-        envs.reset(options={"reset_mask": np.array([False, False, True])})
-    obs, *_, infos = envs.step(QUIET)
-    assert infos["lost"].tolist() == [False, True, False]
-    assert infos["executed"].tolist() == [4, 0, 5]
-    assert obs["state"][2].tolist() == [5]
-
-
 def test_restarting_has_an_end(make: Make) -> None:
     envs = failing(make, "bad reset", on_worker_error="restart")
     with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match="cannot be reset"):
         envs.reset()
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> None:
-    benchmark = scripted_benchmark((9, 9, 9), failure="raise")
-    envs = make(benchmark, 1, chunk=5, num_workers=num_workers, on_worker_error="restart")
-    envs.reset()
-    for _ in range(2):
-        with pytest.warns(WorkerRestarted):
-            envs.step(trigger(0)[:1])  # lost
-        envs.step(QUIET[:1])  # the next episode begins
-    last = r"3 episodes in a row were lost \[Scripted, slot 0.*the arm fell off"
-    with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match=last):
-        envs.step(trigger(0)[:1])
-    assert envs.closed
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
@@ -295,20 +255,3 @@ def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
     use()
     gc.collect()
     assert held() == before
-
-
-def test_ctrl_c_reaches_the_whole_terminal_group_and_the_program_stays_in_charge(alive: Alive) -> None:
-    body = """
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            print(envs.step(np.zeros((2, 1, 2)))[4]["executed"].tolist(), flush=True)
-    """
-    program = run_script(body, start_new_session=True)
-    assert program.stdout is not None
-    pids = [int(word) for word in program.stdout.readline().split()]
-    time.sleep(0.5)
-    os.killpg(program.pid, signal.SIGINT)
-    out, err = program.communicate(timeout=20)
-    assert out.strip() == "[1, 1]", err
-    assert gone(pids, alive)

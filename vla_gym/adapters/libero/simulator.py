@@ -100,7 +100,7 @@ class LiberoSimulator:
         self._restore(self._loaded.snapshots.get(begin, lambda: self._settle(begin)))
         self._advance(self._settle_action)
         self._untouched: Start | None = begin
-        return self._fingerprint()
+        return self._state_hash()
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 0.05 s; the reward is 1.0 when the goal holds afterwards."""
@@ -113,8 +113,7 @@ class LiberoSimulator:
         """Draw the view of the last observable sample, rotated 180 degrees as every VLA expects."""
         images = self._images()
         observation = {
-            camera: np.ascontiguousarray(image[::-1, ::-1])
-            for camera, image in zip(self._cameras, images, strict=True)
+            camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in zip(self._cameras, images, strict=True)
         }
         observation["state"] = self._proprio()
         return observation
@@ -127,7 +126,7 @@ class LiberoSimulator:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
             return self._draw()
-        return self._loaded.first_pictures.get(self._untouched, self._draw)
+        return self._loaded.first_images.get(self._untouched, self._draw)
 
     def _draw(self) -> list[np.ndarray]:
         for (lamp, unlit), lit in zip(self._lamps, self._seen_lit, strict=True):
@@ -222,9 +221,9 @@ class LiberoSimulator:
         rotation = axis_angle_from_quat_xyzw(np.roll(quat_wxyz, -1))
         return np.concatenate([position, rotation, fingers]).astype(np.float32)
 
-    def _fingerprint(self) -> str:
+    def _state_hash(self) -> str:
         snapshot = self._snapshot()
-        digest = hashlib.blake2b(self._loaded.fingerprint, digest_size=8)
+        digest = hashlib.blake2b(self._loaded.model_key, digest_size=8)
         for part in (snapshot.state, *snapshot.controller):
             digest.update(part.tobytes())
         return digest.hexdigest()
@@ -323,7 +322,7 @@ class LoadedTask:
     ) -> None:
         self._task = suite, name
         self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
-        self.first_pictures: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
+        self.first_images: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
 
         def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
             return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)
@@ -331,7 +330,7 @@ class LoadedTask:
         self.compiled, self.scene = compiled_task(suite, name, load)
         self._scene_key = self.compiled.model, image_size, cameras, quality
         model = self.scene.model
-        self.fingerprint = self.compiled.key.encode() + model.body_pos.tobytes() + model.body_quat.tobytes()
+        self.model_key = self.compiled.key.encode() + model.body_pos.tobytes() + model.body_quat.tobytes()
 
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""

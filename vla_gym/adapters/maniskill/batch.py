@@ -47,7 +47,7 @@ class StartSource(ManiSkillSimulator):
 
 
 class StartTable:
-    """Trial -> (hash, state row float32 `[D]`), each drawn once, on first use, in worker processes.
+    """Trial -> (state_hash, state row float32 `[D]`), each drawn once, on first use, in worker processes.
 
     Upstream draws a batch's start states from one stream of numbers, so that a slot's depends on how many slots there
     are. Here trial k is upstream's `reset(seed=k)` of a single environment, whatever the batch.
@@ -87,7 +87,7 @@ class StartTable:
             self._pool = LocalPool(setup)
 
     def rows(self, trials: Iterable[int]) -> list[tuple[str, np.ndarray]]:
-        """Return hash and state row of each trial."""
+        """Return state_hash and state row of each trial."""
         trials = list(trials)
         missing = sorted(set(trials) - self._rows.keys())
         for begin in range(0, len(missing), self._width):
@@ -153,7 +153,7 @@ class ManiSkillBatch:
             self._shape({slot: self._first_seed + trial for slot, trial in zip(slots, trials, strict=True)})
         row_MD = torch.from_numpy(np.stack([row for _, row in drawn])).to(self._env.device)
         self.restore(slots, (row_MD, torch.zeros(len(slots), device=self._env.device)))
-        return {slot: fingerprint for slot, (fingerprint, _) in zip(slots, drawn, strict=True)}
+        return {slot: state_hash for slot, (state_hash, _) in zip(slots, drawn, strict=True)}
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         """Advance 1/20 s; success ends an episode."""
@@ -192,9 +192,7 @@ class ManiSkillBatch:
             sensor.capture()
             drawn = sensor.get_obs(**COLOUR_ONLY)["rgb"]
             if drawn.is_cuda:
-                torch.cuda.synchronize(
-                    drawn.device
-                )  # as upstream does: the image comes from another library's stream
+                torch.cuda.synchronize(drawn.device)  # as upstream does: the image comes from another library's stream
             observation[key] = drawn.cpu().numpy()
         return observation
 

@@ -128,7 +128,7 @@ def joint_positions(env: Any) -> np.ndarray:
     return np.array(env.agent.robot._objs[0].qpos, dtype=np.float32)
 
 
-def fingerprint(env: Any, name: str) -> str:
+def state_hash(env: Any, name: str) -> str:
     """Return a hex string, equal exactly when two episodes of task `name` begin in the same state.
 
     It covers poses and velocities of all bodies, the joints' drive targets, the controllers' state, and the shapes.

@@ -15,7 +15,7 @@ import torch
 from mani_skill.agents.controllers import PDEEPoseController, PDJointPosMimicController
 from mani_skill.utils.geometry.rotation_conversions import euler_angles_to_matrix, matrix_to_quaternion
 
-from vla_gym.adapters.maniskill.scene import fingerprint, joint_positions, make_env, render, reset_to_seed
+from vla_gym.adapters.maniskill.scene import joint_positions, make_env, render, reset_to_seed, state_hash
 from vla_gym.adapters.maniskill.tasks import CAMERAS, TASKS, TaskReward
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
@@ -164,7 +164,7 @@ class ManiSkillSimulator:
         self._shapes_of = seed
         if rebuild:
             self._control = EndEffectorControl(self._env)
-        return fingerprint(self._env, self._task.name)
+        return state_hash(self._env, self._task.name)
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 1/20 s; success ends the episode."""

@@ -298,7 +298,7 @@ class SiftedMeshes:
 
     def _fill(self, target: int, buffer: int, values: np.ndarray, use: int) -> None:
         content = np.ascontiguousarray(values)
-        # PyOpenGL's own calls take ten times as long, which tells with some fifty per image.
+        # PyOpenGL's own calls take ten times as long, which tells with some fifty an image.
         self._raw.glBindBuffer(target, int(buffer))
         self._raw.glBufferData(target, content.nbytes, ctypes.c_void_p(content.ctypes.data), use)
 

@@ -36,7 +36,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Seen:
-    """The geometries, of `G`, that reach one image."""
+    """What reaches one image of `G` geometries."""
 
     direct_G: np.ndarray
     """Bool: straight."""

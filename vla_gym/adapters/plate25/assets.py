@@ -56,7 +56,7 @@ class Assets:
         collision = place / "collision.obj"
         return Model(collision, visual) if visual is not None and collision.is_file() else None
 
-    def picture(self, kind: str, name: str) -> Path | None:
+    def image(self, kind: str, name: str) -> Path | None:
         """Return one of the tables' "imgs" or "textures", or None."""
         if self.pack is None:
             return None
@@ -91,8 +91,8 @@ def missing(assets: Assets, run: Run) -> tuple[str, ...]:
         "table mesh": assets.table,
         **{f"object {thing.name}": assets.model("carrot", thing.folder) for thing in objects},
         **{f"plate {thing.name}": assets.model("plate", thing.folder) for thing in plates},
-        **{f"picture {table.image}": assets.picture("imgs", table.image) for table in tables},
-        **{f"texture {table.texture}": assets.picture("textures", table.texture) for table in textures},
+        **{f"picture {table.image}": assets.image("imgs", table.image) for table in tables},
+        **{f"texture {table.texture}": assets.image("textures", table.texture) for table in textures},
     }
     return tuple(name for name, file in found.items() if file is None)
 

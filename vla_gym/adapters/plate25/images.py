@@ -24,12 +24,12 @@ WHOLE_ENLARGED = 2
 
 def photo(assets: Assets, table: int, frame: tuple[int, int]) -> np.ndarray:
     """Return the background of table `table`, uint8 `[*frame, 3]`, read-only; kept per process."""
-    return _photo(assets.picture("imgs", TABLES[table].image), table, frame)
+    return _photo(assets.image("imgs", TABLES[table].image), table, frame)
 
 
 def texture(assets: Assets, index: int) -> np.ndarray:
     """Return texture `index` in its own size, uint8 `[h, w, 3]`, read-only; kept per process."""
-    return _texture(assets.picture("textures", TABLES[index].texture), index)
+    return _texture(assets.image("textures", TABLES[index].texture), index)
 
 
 @functools.lru_cache(maxsize=32)

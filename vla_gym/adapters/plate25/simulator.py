@@ -153,7 +153,7 @@ class Plate25Simulator:
         self._object_box = world_box(target.thing.size, rotation(self._object))
         self._plate_box = world_box(plate.thing.size, rotation(self._plate))
         self._progress, self._steps = Progress(), 0
-        return self._fingerprint()
+        return self._state_hash()
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 1/5 s. The reward is the change of `Progress.level`; success ends an episode only on demand."""
@@ -232,7 +232,7 @@ class Plate25Simulator:
         force = float(np.linalg.norm(self._scene.force(self._object, self._plate)))
         return lies_on(offset, self._object_box, self._plate_box, force)
 
-    def _fingerprint(self) -> str:
+    def _state_hash(self) -> str:
         digest = hashlib.blake2b(repr(astuple(self._layout)).encode(), digest_size=8)
         digest.update(repr((self._run.name, self._episode.table, self._episode.texture)).encode())
         digest.update(self._scene.moving_state().tobytes())

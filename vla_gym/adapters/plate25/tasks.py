@@ -144,7 +144,7 @@ def plate25_benchmark(
         (f"{FAMILY} protocol", protocol, PROTOCOLS),
         ("action units", action_units, ACTION_UNITS),
         ("render quality", render_quality, get_args(RenderQuality)),
-        ("aspect of the picture", aspect, ASPECTS),
+        ("aspect of the image", aspect, ASPECTS),
         ("starts", STARTS[0] if starts is None else starts, STARTS),
     ):
         check_known(kind, got, known)
@@ -226,7 +226,7 @@ def _announce(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
     if absent not in ANNOUNCED:
         ANNOUNCED.add(absent)
         logging.getLogger("vla_gym").warning(
-            "%s: boxes and generated pictures stand in for missing files (%s); success rates compare with no published "
+            "%s: boxes and generated images stand in for missing files (%s); success rates compare with no published "
             "ones. The published files: %s",
             *(env_id, listed, DOWNLOAD),
         )

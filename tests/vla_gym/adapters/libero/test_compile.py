@@ -107,25 +107,6 @@ def test_a_damaged_task_is_compiled_anew_once(name: str, keep: int | None, compi
         assert compiled == ["cup", "cup"]
 
 
-def test_tasks_with_one_model_and_one_set_of_lamps_have_equal_stored_models(
-    compiled: list[str], tmp_path: Path
-) -> None:
-    def model(task: str) -> libero_compile.StoredModel:
-        return libero_compile.compiled_task("libero_90", task, lambda compiled: compiled.model)
-
-    assert model("cup") == model("mug")
-    assert hash(model("cup")) == hash(model("mug"))
-    assert model("cup").folder != model("mug").folder
-    lamp = {"site": 0, "qpos": 0, "threshold": 0.5}
-    write_json(tmp_path / "libero" / "mug" / libero_compile.SCENE, {**RECORD, "lamps": [lamp]})
-    assert model("cup") != model("mug")
-    other = mujoco.MjModel.from_xml_string(XML.replace("1 0 0", "1 1 0"))
-    model_store.save(other, tmp_path / "libero" / "mug", tmp_path / "libero" / "pieces")
-    write_json(tmp_path / "libero" / "mug" / libero_compile.SCENE, RECORD)
-    assert model("cup") != model("mug")
-    assert compiled == ["cup", "mug"]
-
-
 @pytest.mark.sim
 @pytest.mark.slow
 def test_tasks_share_as_many_models_as_the_memory_plan_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +114,3 @@ def test_tasks_share_as_many_models_as_the_memory_plan_counts(tmp_path: Path, mo
     benchmark = libero_benchmark("LIBERO-Goal")
     models = {libero_compile.compiled_task(task.suite, task.name, lambda one: one.model) for task in benchmark.tasks}
     assert len(models) == benchmark.num_models == 1
-
-
-def test_damage_that_another_worker_has_mended_is_not_compiled_again(
-    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    libero_compile.compiled_task("libero_90", "cup", textures)
-    rest = tmp_path / "libero" / "cup" / "model.rest"
-    whole = rest.read_bytes()
-    rest.unlink()
-    locked = libero_compile.locked
-
-    def lock_after_another(path: Path) -> object:
-        rest.write_bytes(whole)
-        return locked(path)
-
-    monkeypatch.setattr(libero_compile, "locked", lock_after_another)
-    libero_compile.compiled_task("libero_90", "cup", textures)
-    assert compiled == ["cup"]

@@ -94,17 +94,6 @@ def test_a_joint_condition_compares_with_its_threshold(scene, compare: str, at_t
     assert check(condition, scene, slide=0.4) is compare.startswith("<")
 
 
-def test_every_decides_between_all_joints_and_any(scene) -> None:
-    model, data = scene
-    data.qpos[7], data.qpos[0] = 1.0, -1.0
-    mujoco.mj_forward(model, data)
-    either = Condition(kind="joint", qpos=(7, 0), compare=">", threshold=0.0)
-    both = Condition(kind="joint", qpos=(7, 0), compare=">", threshold=0.0, every=True)
-    assert goal_satisfied([either], model, data)
-    assert not goal_satisfied([both], model, data)
-    assert not goal_satisfied([either, both], model, data)  # a goal is a conjunction
-
-
 COMPARE_WITH_UPSTREAM = """
 import sys
 import mujoco, numpy as np

@@ -14,32 +14,11 @@ import mujoco
 from vla_gym.adapters.libero import simulator
 from vla_gym.adapters.libero.compile import CompiledTask, StoredModel
 from vla_gym.adapters.libero.osc import ArmIndex
-from vla_gym.adapters.libero.simulator import LoadedTask, Start, StartCache
+from vla_gym.adapters.libero.simulator import LoadedTask
 from vla_gym.adapters.libero.upstream import Lamp
 from vla_gym.adapters.mujoco.model_store import TaskCache
 
 pytestmark = pytest.mark.sim
-
-
-def test_the_start_states_used_last_are_kept_and_split_from_split() -> None:
-    cache: StartCache[str] = StartCache(2)
-    made: list[tuple[str, int]] = []
-
-    def get(origin: str, trial: int) -> str:
-        def make() -> str:
-            made.append((origin, trial))
-            return f"{origin} {trial}"
-
-        return cache.get(Start(origin, trial, settle_steps=10, settle_gripper=-1.0), make)
-
-    assert get("train", 0) == "train 0"
-    assert get("test", 0) == "test 0"
-    assert get("train", 0) == "train 0"  # now used last
-    assert get("train", 1) == "train 1"  # in the place of test 0
-    assert get("train", 0) == "train 0"
-    assert made == [("train", 0), ("test", 0), ("train", 1)]
-    get("test", 0)
-    assert made[3:] == [("test", 0)]
 
 
 STOVE = Lamp(site=0, qpos=0, threshold=0.5)
@@ -75,7 +54,7 @@ def test_tasks_with_one_model_share_it_until_the_last_is_closed(monkeypatch: pyt
     bowl = LoadedTask("libero_90", "bowl", 64, ())
     assert bowl.scene is stove.scene is not book.scene
     assert bowl.scene.lamps == [(STOVE, 0.25)]
-    assert bowl.fingerprint != stove.fingerprint
+    assert bowl.model_key != stove.model_key
     assert LoadedTask("libero_90", "bowl", 128, ()).scene is not bowl.scene
     assert read == ["stove", "book", "bowl"]
     stove.close()

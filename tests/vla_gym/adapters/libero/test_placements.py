@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero import placements as libero_placements
 from vla_gym.adapters.libero.placements import (
     JointSpan,
     Placing,
@@ -75,17 +74,6 @@ def test_a_place_that_is_taken_is_left() -> None:
     heedless = dataclasses.replace(CUP, keeps_clear=False)
     (pose_7,) = draw_poses([block, heedless], [], Script([*tries[:2], 0.0])).values()
     np.testing.assert_allclose(pose_7[:2], [1.0, 2.2])
-
-
-def test_a_scene_without_room_is_drawn_anew_and_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libero_placements, "MOST_TRIES", 1)
-    saucer = dataclasses.replace(CUP, name="saucer", qpos=9)
-    same = [0.5, 0.5, 0.0, 0.5, 0.5]  # the cup with its turn, then the saucer on the same place
-    poses = draw_poses([CUP, saucer], [], Script([*same, 0.0, 0.5, 0.0, 1.0, 0.5, 0.0]))
-    assert [poses[2][0], poses[9][0]] == pytest.approx([0.9, 1.1])
-    monkeypatch.setattr(libero_placements, "MOST_SCENES", 1)
-    with pytest.raises(RuntimeError, match="no room for saucer in 1 scenes"):
-        draw_poses([CUP, saucer], [], Script(same))
 
 
 def test_things_go_onto_things_and_into_drawers() -> None:

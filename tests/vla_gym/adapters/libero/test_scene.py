@@ -35,15 +35,6 @@ def test_a_scene_survives_the_way_through_a_vector() -> None:
     np.testing.assert_array_equal(put.target.half_3, PLACING.target.half_3)
 
 
-def test_places_are_those_of_things_handles_and_targets() -> None:
-    vector = Scene(hand=HAND, parts=(PLACING, MOVING)).to_vector()
-    found = vector[list(Scene.places())].reshape(Scene.MOST, 2, 3)
-    # A handle has no target, and there are no third and fourth parts.
-    expected = np.zeros((4, 2, 3))
-    expected[0], expected[1, 0] = (PLACING.thing.origin_3, PLACING.target.origin_3), MOVING.handle.origin_3
-    np.testing.assert_array_equal(found, expected)
-
-
 SCENE = """
 <mujoco>
   <worldbody>
@@ -181,13 +172,3 @@ def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened:
         door.handle.centre_3, [-0.24 * cosine - 0.054 * sine, 1 - 0.24 * sine + 0.054 * cosine, 2], atol=1e-12
     )
     assert door.way == pytest.approx(-1.8 - opened)
-
-
-def test_what_carries_a_thing_is_placed_before_it() -> None:
-    pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition, placed_in_order
-
-    upper = Condition(kind="on_object", body=1, target=2)
-    lower = Condition(kind="on_object", body=2, target=9)
-    assert placed_in_order((upper, lower)) == [lower, upper]
-    assert placed_in_order((lower, upper)) == [lower, upper]

@@ -54,13 +54,6 @@ def test_a_point_finds_the_triangle_under_it_and_its_weights() -> None:
     assert weight.sum() == pytest.approx(1)
 
 
-def test_of_a_thin_wall_a_point_finds_its_own_side() -> None:
-    wall = np.concatenate([SQUARE, SQUARE[:, ::-1] - [0, 0, 0.01]])
-    down = np.array([[0.0, 0.0, -1.0]])
-    face, _ = nearest(np.array([[1.5, 0.5, 0.0]]), down, wall)
-    assert face.tolist() == [2]
-
-
 def test_a_large_triangle_is_found_from_its_corner_beside_many_small_ones() -> None:
     small = [SQUARE[:1] / 100 + [1.9 + k / 50, 0.2, -0.01] for k in range(20)]  # their middles are nearer than its own
     up = np.array([[0.0, 0.0, 1.0]])

@@ -152,10 +152,6 @@ def test_only_what_covers_a_sample_is_kept() -> None:
     assert kept(AROUND, BESIDE, CORNER_CUT, AROUND) == [0, 3]
 
 
-def test_backs_are_left_out() -> None:
-    assert kept(AROUND[::-1], AROUND) == [1]
-
-
 def test_a_mesh_partly_out_of_view_stays_whole() -> None:
     assert kept(AROUND, [(u + 5, v) for u, v in AROUND], BESIDE) == [0, 1]
     for out in ([(u + 5.2, v) for u, v in AROUND], [(u, v - 2.4) for u, v in AROUND]):

@@ -42,14 +42,6 @@ def test_foreground_is_untouched_and_all_else_is_photo(
     assert not np.shares_memory(seen, photo)
 
 
-def test_a_texture_lies_on_the_foreground_only(drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray) -> None:
-    white = np.full((5, 7, 3), 255, dtype=np.uint8)
-    seen = green_screen(drawn, foreground, photo, blend="texture", texture=white, alpha=0.5)
-    np.testing.assert_array_equal(seen[~foreground], photo[~foreground])
-    # Half of 255 and half of what was drawn, fractions cut off.
-    np.testing.assert_array_equal(seen[foreground], ((255 + drawn[foreground].astype(int)) // 2))
-
-
 def test_a_whole_texture_lies_on_everything_and_moves_with_the_box(
     drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
 ) -> None:

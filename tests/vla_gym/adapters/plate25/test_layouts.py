@@ -67,27 +67,6 @@ def test_the_training_set_by_hand() -> None:
     assert (layout.target, layout.plate, layout.moved_to) == (0, 1, None)
 
 
-def test_things_are_built_by_id_whatever_their_part() -> None:
-    episode = Episode(object=20, table=0, position=0, yaw=0, second=6)  # (4 + 6 + 1) mod 9 + 16 = 18
-    layout = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["mended"])
-    assert [(thing.kind, thing.index) for thing in layout.placed] == [
-        ("carrot", 18),
-        ("carrot", 20),
-        ("plate", 0),
-    ]
-    assert (layout.target, layout.plate) == (1, 2)
-    assert [thing.place.position[2] for thing in layout.placed] == [1.0, 0.95, 0.92]
-
-
-def test_the_published_slip_puts_the_target_where_the_distractor_would_be() -> None:
-    episode = Episode(object=20, table=0, position=0, yaw=0, second=1)
-    mended = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["mended"])
-    published = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["rl4vla"])
-    assert len(mended.placed) == 3
-    assert [(thing.kind, thing.index) for thing in published.placed] == [("carrot", 20), ("plate", 0)]
-    assert published.placed[0].place == mended.placed[1].place
-
-
 def test_second_plates_and_moves() -> None:
     rules = PROTOCOLS["mended"]
     episode = Episode(object=0, plate=5, table=0, position=0, yaw=0, second=0)

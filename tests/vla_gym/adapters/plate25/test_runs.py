@@ -100,18 +100,3 @@ def test_the_published_slip_hits_the_target_at_second_1() -> None:
     trained = Episode(object=3, table=0, position=0, yaw=0, second=14)
     for as_published in (True, False):
         assert distractor(RUNS["MultiCarrotTrain"], trained, as_published=as_published) == 2
-
-
-def test_a_second_plate_comes_from_the_run_s_own() -> None:
-    # Training: plate 0 and any of 1 .. 16. Test: (16 - 1 + 0 + 1) mod 16 + 1 = 1 follows plate 16.
-    first = [
-        distractor(
-            RUNS["MultiPlateTrain"],
-            Episode(object=0, table=0, position=0, yaw=0, second=k),
-            as_published=True,
-        )
-        for k in range(16)
-    ]
-    assert first == list(range(1, 17))
-    last = Episode(object=0, plate=16, table=0, position=0, yaw=0)
-    assert distractor(RUNS["MultiPlateTest"], last, as_published=True) == 1
