@@ -79,7 +79,7 @@ def keeps_master_weights(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def launch_in_words(environment: Mapping[str, str] = os.environ) -> str:
-    """The launcher's part of how a run learns: "8 processes, sharded (FSDP2), bf16"; "1 process" without one."""
+    """Return the launcher's part of how a run learns: "8 processes, sharded (FSDP2), bf16"; "1 process" without one."""
     count = int(environment.get("WORLD_SIZE", "1"))
     parts = [f"{count} process{'es' if count > 1 else ''}", "sharded (FSDP2)" if will_shard(environment) else ""]
     precision = environment.get(_PRECISION, "no")
@@ -124,7 +124,7 @@ def check_learnable(policy: nn.Module) -> None:
 
 
 def learning_copy(policy: Any) -> Any:
-    """A second policy on the memory of the first one's weights, which `shard` gives memory of its own.
+    """Return a second policy on the memory of the first one's weights, which `shard` gives memory of its own.
 
     Its optimiser becomes the first one's too; the optimiser's state is moved, not copied.
     """
@@ -143,7 +143,7 @@ def learning_copy(policy: Any) -> Any:
 
 
 def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The optimiser's parameters, in the order in which its state is numbered."""
+    """Return the optimiser's parameters, in the order in which its state is numbered."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -178,7 +178,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """This rank's shard of `value`, which every rank has whole, by the layout of `parameter` and where that is.
+    """Return this rank's shard of `value`, which every rank has whole, by the layout of `parameter` and where that is.
 
     Scalars stay whole.
     """
@@ -190,7 +190,7 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded, gathered on the ranks' own devices. Every rank must call it.
+    """Return all of a tensor that may be sharded, gathered on the ranks' own devices. Every rank must call it.
 
     Raises `LostRank` where another rank has ended.
     """

@@ -177,11 +177,11 @@ def check_same_kind(placement: Placement, asked: str, former: str) -> None:
 
 
 def block(place: int, count: int, num_envs: int) -> range:
-    """Sub-environments (of all `num_envs`) of rank `place` among `count`: equal adjacent blocks."""
+    """Return sub-environments (of all `num_envs`) of rank `place` among `count`: equal adjacent blocks."""
     return range(place * num_envs // count, (place + 1) * num_envs // count)
 
 
 def overlap(first: range, second: range) -> range:
-    """Sub-environments that both blocks hold; may be empty."""
+    """Return sub-environments that both blocks hold; may be empty."""
     start = max(first.start, second.start)
     return range(start, max(start, min(first.stop, second.stop)))

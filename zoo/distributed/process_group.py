@@ -55,7 +55,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def subgroup(self, numbers: Sequence[int]) -> ProcessGroup | None:
-        """A group of the ranks `numbers`, as 0, 1, ...; None on the others. Every rank must call it."""
+        """Return a group of the ranks `numbers`, as 0, 1, ...; None on the others. Every rank must call it."""
         if tuple(numbers) == tuple(range(self.size)):
             return self
         group = dist.new_group(list(numbers), backend="gloo", timeout=HOST_TIMEOUT)
@@ -90,7 +90,7 @@ class ProcessGroup:
         return float(mean), std
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """The ranks' `[T, n]` (one shape everywhere) as `[T, W * n]`, in rank order."""
+        """Return the ranks' `[T, n]` (one shape everywhere) as `[T, W * n]`, in rank order."""
         if self.size == 1:
             return values
         gathered = [torch.empty_like(values) for _ in range(self.size)]
@@ -99,11 +99,11 @@ class ProcessGroup:
         return torch.cat(gathered, dim=1)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Each rank's JSON value, in rank order."""
+        """Return each rank's JSON value, in rank order."""
         return [json.loads(data) for data in self._collect(json.dumps(value).encode())]
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's JSON value."""
+        """Return rank 0's JSON value."""
         return self.all_gather_object(value if self.is_first else None)[0]
 
     # All to rank 0 ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def is_initialized() -> bool:
 
 
 def current_process_group() -> ProcessGroup:
-    """All processes of the run; meets them where `join` has not."""
+    """Return all processes of the run; meets them where `join` has not."""
     return _meet(check_device("auto"))[0]
 
 
@@ -290,9 +290,9 @@ def check_device(name: str) -> torch.device:
 
 
 def own_block(count: int, process_group: ProcessGroup) -> slice:
-    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom.
+    """Return this rank's block of `count` items (frames, start states); in blocks tasks change seldom.
 
-    Rank 0, whose part is filmed, has the first one, however few there are.
+    Rank 0, whose part is recorded, has the first one, however few there are.
     """
     rank, size = process_group.rank, process_group.size
     return slice(-(-rank * count // size), -(-(rank + 1) * count // size))

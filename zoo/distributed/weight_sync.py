@@ -126,5 +126,5 @@ class WeightSync:
 
 
 def trained(module: nn.Module) -> dict[str, Tensor]:
-    """The trained parameters, detached, by name."""
+    """Return the trained parameters, detached, by name."""
     return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` entries up to and with each one, float64 `[E]`; nan before there are as many."""
+    """Return mean of the last `window` entries up to and with each one, float64 `[E]`; nan before there are as many."""
     total_E = np.concatenate([[0.0], np.cumsum(value_E, dtype=np.float64)])
     mean_E = np.full(len(value_E), np.nan)
     mean_E[window - 1 :] = (total_E[window:] - total_E[:-window]) / window
@@ -78,7 +78,7 @@ def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarr
 
 
 def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
-    """Evaluations of several runs at about the same steps counted together, at their mean step; ascending.
+    """Return evaluations of several runs at about the same steps counted together, at their mean step; ascending.
 
     A run is evaluated at its first update past a multiple of steps, which other runs reach some steps earlier or later.
     Counted together are evaluations of different runs that are no further apart than half the way to the next
@@ -251,7 +251,7 @@ SFT_CHARTS = (
 
 
 def success_chart(points: Sequence[EvaluationPoint], episodes: Episodes | None, *, num_envs: int, unit: str) -> Markup:
-    """Evaluations with their intervals over the run's `unit`, and behind them the mean of training episodes."""
+    """Return evaluations with their intervals over the run's `unit`, and behind them the mean of training episodes."""
     with _style():
         figure = _figure(6.4, 3.2)
         axes = figure.subplots()
@@ -269,7 +269,7 @@ def success_chart(points: Sequence[EvaluationPoint], episodes: Episodes | None, 
 
 
 def metric_charts(metrics: Sequence[Mapping[str, float | None]], charts: Sequence[Chart]) -> list[tuple[Chart, Markup]]:
-    """The charts that have numbers."""
+    """Return the charts that have numbers."""
     drawn = []
     for chart in charts:
         # An evaluation has a line of its own at the step of the update before it.
@@ -346,7 +346,7 @@ def _tidy(axes: Any) -> None:
 
 
 def _svg(figure: Any) -> Markup:
-    """The figure as an element of the page, the same for the same numbers."""
+    """Return the figure as an element of the page, the same for the same numbers."""
     text = io.StringIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(text, format="svg", transparent=True, metadata=metadata)

@@ -84,7 +84,7 @@ class RunFolder:
         return sorted(videos, key=lambda video: video.stat().st_mtime)
 
     def config(self) -> RunConfig:
-        """The run's configuration; raises `BadValue` or `UnknownName` when its file is missing or wrong."""
+        """Return the run's configuration; raises `BadValue` or `UnknownName` when its file is missing or wrong."""
         file = self.path / CONFIG_FILE
         return from_plain(read_yaml_mapping(file, "settings to values"), str(file))
 

@@ -111,7 +111,7 @@ class TensorBoard(TensorBoardOutputFormat):
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """The scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
+    """Return the scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
     numbers: dict[str, float | int | None] = {}
     for key in sorted(values):
         value = values[key]

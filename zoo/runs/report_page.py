@@ -114,7 +114,7 @@ class _Result:
 
 
 def _result(run: RunFolder, points: Sequence[EvaluationPoint], unit: str) -> _Result | None:
-    """The run's last evaluation; of one that has not ended, the newest of `points`."""
+    """Return the run's last evaluation; of one that has not ended, the newest of `points`."""
     path = run.path / EVALUATION_FILE
     record = read_json(path) if path.is_file() else {}
     with content_of(path):
@@ -141,7 +141,7 @@ def _rate(values: Mapping[str, Any]) -> Rate:
 
 
 def _protocol(run: RunFolder, episodes: Episodes | None) -> tuple[Mapping[str, Any], list[str]]:
-    """The run's protocol and the names of its tasks, which the `episodes` are of."""
+    """Return the run's protocol and the names of its tasks, which the `episodes` are of."""
     path = run.path / PROTOCOL_FILE
     protocol = read_json(path) if path.is_file() else {}
     with content_of(path):

@@ -104,7 +104,7 @@ class Evaluator:
         return EvaluationVideo(self._instructions, max_episodes=self._recorded_episodes)
 
     def _evaluate_own(self, policy: Any) -> list[EpisodeRecord]:
-        """This rank's start states; raises `Stopped` where this or another rank is asked to stop."""
+        """Evaluate this rank's start states; raises `Stopped` where this or another rank is asked to stop."""
         self._check_going_on()  # before simulators start, which takes long
         if not self._start_states:
             return []
@@ -155,7 +155,7 @@ def sampling_by(policy: Any, protocol: EvaluationProtocol) -> Iterator[None]:
 
 
 def evaluated_start_states(config: RunConfig, tasks: Sequence[Task]) -> list[StartState]:
-    """The start states of the run's evaluations; none where it is not evaluated."""
+    """Return the start states of the run's evaluations; none where it is not evaluated."""
     if not config.eval_episodes:
         return []
     evaluated = tasks_of(config.eval_tasks, tasks)
@@ -164,13 +164,13 @@ def evaluated_start_states(config: RunConfig, tasks: Sequence[Task]) -> list[Sta
 
 
 def own_start_states(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
-    """The start states of the run's evaluations that this rank plays."""
+    """Return the start states of the run's evaluations that this rank plays."""
     start_states = evaluated_start_states(config, tasks)
     return start_states[own_block(len(start_states), process_group)]
 
 
 def make_evaluation_envs(config: RunConfig, num_episodes: int, process_group: ProcessGroup) -> VLAVectorEnv:
-    """The simulators of one rank that evaluates: its share of `num_envs`, but no more than it needs."""
+    """Return the simulators of one rank that evaluates: its share of `num_envs`, but no more than it needs."""
     num_envs = max(1, min(config.num_envs // process_group.size, num_episodes))
     # A lost episode is run again, so a restart leaves no hole in the evaluation.
     options = {"on_worker_error": "restart", **config.eval_env_options, "group_size": 1}
@@ -182,7 +182,7 @@ def make_evaluation_envs(config: RunConfig, num_episodes: int, process_group: Pr
 def of_all_ranks(
     evaluate_own: Callable[[], Sequence[EpisodeRecord]], process_group: ProcessGroup
 ) -> list[EpisodeRecord]:
-    """The episodes of every rank, in the order of their start states; every rank must call it.
+    """Return the episodes of every rank, in the order of their start states; every rank must call it.
 
     Raises `Stopped` where `evaluate_own` did on some rank.
     """

@@ -82,7 +82,7 @@ class RolloutWorker:
         assert finished, "nothing here stops a rollout"
 
     def shard(self, actor: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Metadata (JSON values) and payload of the rollout for the actor rank at place `actor`."""
+        """Return metadata (JSON values) and payload of the rollout for the actor rank at place `actor`."""
         collector, envs = self.collector, self._shard_envs(actor)
         own = slice(envs.start - self.held.start, envs.stop - self.held.start)
         rounds = collector.buffer.columns // len(self.held)

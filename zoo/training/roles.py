@@ -107,7 +107,7 @@ class CollectingRank:
 
 
 def _served_envs(plan: RunPlan) -> VLAVectorEnv:
-    """The simulators behind one server; the client chooses their start states."""
+    """Return the simulators behind one server; the client chooses their start states."""
     placement, stages = plan.placement, plan.batch.num_stages
     num_envs = plan.config.num_envs // max(len(placement.env), len(placement.rollout))
     stages = stages if num_envs % stages == 0 else 1
@@ -117,7 +117,7 @@ def _served_envs(plan: RunPlan) -> VLAVectorEnv:
 
 
 def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> tuple[Any, torch.device] | None:
-    """Group, and device of the buffers, in which weights travel; None off the way. Every rank must call it.
+    """Return group, and device of the buffers, in which weights travel; None off the way. Every rank must call it.
 
     Over NCCL where sender and receivers have GPUs. A rank that collects ahead comes late for the weights, which then
     wait for it in main memory: a waiting NCCL kernel would hold a GPU.
