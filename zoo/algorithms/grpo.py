@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import NothingToLearn, nothing_to_learn
@@ -74,9 +75,9 @@ class GRPO(VLAOnPolicyAlgorithm):
             )
         super()._fit_to_env()
 
-    def make_collector(self) -> GroupCollector:
+    def make_collector(self, policy: VLAPolicy) -> GroupCollector:
         return GroupCollector(
-            **self._collector_arguments(),
+            **self._collector_arguments(policy),
             config=CollectorConfig(num_decisions=self.n_steps, num_rounds=self.num_rounds),
             groups=GroupConfig(
                 group_size=self.group_size,

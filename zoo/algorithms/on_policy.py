@@ -223,17 +223,17 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             or any(one is not other for one, other in zip((present.env, present.policy, present.buffer), parts))
             or present.seed != self.noise_seed
         ):
-            present = self._collector = self.make_collector()
+            present = self._collector = self.make_collector(self.policy)
         return present
 
     @abstractmethod
-    def make_collector(self) -> RolloutCollector:
-        """Return a collector for the present environment, policy and buffer."""
+    def make_collector(self, policy: VLAPolicy) -> RolloutCollector:
+        """Return a collector that decides with `policy`, in the present environment and into the present buffer."""
 
-    def _collector_arguments(self) -> dict[str, Any]:
+    def _collector_arguments(self, policy: VLAPolicy) -> dict[str, Any]:
         return {
             "env": self.env,
-            "policy": self.policy,
+            "policy": policy,
             "buffer": self.chunk_buffer,
             "process_group": self.process_group,
             "seed": self.noise_seed,

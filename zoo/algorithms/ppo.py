@@ -10,6 +10,7 @@ import torch
 from stable_baselines3.common.utils import FloatSchedule
 
 from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.update_metrics import (
@@ -63,10 +64,10 @@ class PPO(VLAOnPolicyAlgorithm):
     def num_rounds(self) -> int | None:
         return self.config.rounds_per_update
 
-    def make_collector(self) -> RolloutCollector:
+    def make_collector(self, policy: VLAPolicy) -> RolloutCollector:
         config = self.config
         return RolloutCollector(
-            **self._collector_arguments(),
+            **self._collector_arguments(policy),
             config=CollectorConfig(
                 num_decisions=self.n_steps,
                 num_rounds=config.rounds_per_update,

@@ -18,17 +18,17 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.placement import Placement, block, overlap
 from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.rollout.buffer import Observation
-from zoo.rollout.collector import OnStep, RolloutStart
+from zoo.rollout.collector import OnStep, RolloutCollector, RolloutStart
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
 
 
 class RolloutWorker:
-    """Collects rollouts with `model`'s policy in its environments, this rank's share of `num_envs`."""
+    """Collects rollouts with `collector`, in this rank's share of `num_envs`."""
 
     def __init__(
         self,
-        model: VLAOnPolicyAlgorithm,
+        collector: RolloutCollector,
         placement: Placement,
         rank: int,
         channel: Channel,
@@ -37,8 +37,8 @@ class RolloutWorker:
         weights: WeightSync | None,
     ) -> None:
         """`weights`: brings those of the first actor rank, where this rank does not learn."""
-        self.policy = model.policy
-        self.collector = model.collector()
+        self.policy = collector.policy
+        self.collector = collector
         self.version = -1
         """Updates that the present weights have gone through; -1 before the first request."""
         self._placement = placement

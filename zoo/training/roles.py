@@ -68,9 +68,9 @@ def set_up_roles(
     if rollouts is not None:
         pool = {"pool": remote_pool} if placement.remote_envs else {}
         model = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
-        if learner is not None:
-            model.policy = learner.policy
-        worker = RolloutWorker(model, placement, number, channel, config.num_envs, weights=weights_of(model))
+        collector = model.make_collector((learner or model).policy)
+        weights = weights_of(learner or model)
+        worker = RolloutWorker(collector, placement, number, channel, config.num_envs, weights=weights)
     holder = learner or worker
     check_same_weights(None if holder is None else holder.policy, process_group)
     if learner is None:

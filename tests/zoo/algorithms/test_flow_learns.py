@@ -28,7 +28,9 @@ def success(model: PPO, *, deterministic: bool) -> float:
     [
         # One random step of four teaches less per decision than four do.
         pytest.param({"scheme": "flow_sde"}, 28_000, marks=pytest.mark.thorough),
-        ({"scheme": "flow_noise", "noise_std": [0.15, 0.4], "joint": "mean"}, 15_000),
+        pytest.param(
+            {"scheme": "flow_noise", "noise_std": [0.15, 0.4], "joint": "mean"}, 15_000, marks=pytest.mark.thorough
+        ),
     ],
     ids=["flow_sde", "flow_noise"],
 )

@@ -124,32 +124,6 @@ def test_each_kept_episode_weighs_the_same_and_zero_variance_groups_nothing(leve
 
 
 @pytest.mark.parametrize(
-    ("loss_weight", "level", "losers", "winner"),
-    [
-        # Three losers of 4 decisions x 6 tokens, a winner of 4 tokens: 76 of them in 13 decisions.
-        ("token", "token", 24 / 76, 4 / 76),
-        ("constant", "token", 1 / 4, 4 / 24 / 4),
-        # 13 chunks, of which a whole episode has 4.
-        ("token", "sequence", 4 / 13, 1 / 13),
-        ("constant", "chunk", 1 / 4, 1 / 4 / 4),
-        ("trajectory", "sequence", 1 / 4, 1 / 4),
-    ],
-)
-def test_what_an_episode_weighs(loss_weight: str, level: str, losers: float, winner: float):
-    model = two_groups(loss_weight=loss_weight, logprob_level=level)
-    model.compute_returns_and_advantages(collected())
-    buffer = model.chunk_buffer
-    weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0) / 13
-    assert weight_N.tolist() == pytest.approx([losers, winner, losers, losers] + [0.0] * 4)
-
-
-def test_the_advantage_is_the_one_asked_for():
-    model = two_groups(advantage="rloo")
-    model.compute_returns_and_advantages(collected())
-    assert model.chunk_buffer.advantage_TN[0, :4].tolist() == pytest.approx([-1 / 3, 1.0, -1 / 3, -1 / 3])
-
-
-@pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
         ({"advantage": "centered"}, UnknownName, "centred"),
@@ -218,25 +192,6 @@ def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
     assert model.envs._table.episodes.tolist() == [1] * 8
 
 
-def test_a_rollout_of_several_rounds_sees_other_start_states_in_each():
-    model = toy(rollouts_per_update=2)
-    model.learn(1)
-    starts = [group.start_state for group in model.rollout_stats.groups.outcomes]
-    assert len(starts) == 4
-    assert len(set(starts)) > 2
-    assert len(model.ep_info_buffer) == 16
-    assert model.chunk_buffer.columns == 16
-    assert (model.chunk_buffer.executed_TN[0] > 0).all()
-
-
-def test_members_of_a_group_share_the_first_picture():
-    model = toy(rollouts_per_update=2)
-    model.learn(1)
-    first = model.chunk_buffer.obs["image"][0].reshape(4, 4, -1)
-    assert (first == first[:, :1]).all()
-    assert (first[0, 0] != first[1, 0]).any()
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_ratio_is_one_before_the_first_step(level: str):
     model = toy(logprob_level=level)
@@ -266,57 +221,6 @@ def test_when_no_group_has_variance_nothing_is_learnt_and_it_is_said():
     with pytest.warns(UserWarning, match=r"AllGroupsDead.*temperature"):
         model.learn(1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.policy.state_dict().items())
-
-
-@pytest.mark.filterwarnings("ignore:AllGroupsDead")
-def test_the_fifth_update_running_without_a_success_brings_advice():
-    model = standing_still()
-    for _ in range(4):
-        model.learn(1, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match=r"NoSuccessAtAll.*demonstrations"):
-        model.learn(1, reset_num_timesteps=False)
-    assert model._barren_updates == 5
-    assert model.capture_state().counters.no_signal_updates == model._barren_updates
-
-
-@pytest.mark.filterwarnings("ignore:AllGroupsDead")
-def test_a_run_without_a_single_success_is_refused_with_advice():
-    model = standing_still()
-    episodes = model.env.num_envs
-    model.max_barren_episodes = 2 * episodes
-    model.learn(1, reset_num_timesteps=False)
-    assert model._barren_episodes == episodes
-    with pytest.raises(NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"):
-        model.learn(1, reset_num_timesteps=False)
-
-
-def test_a_success_begins_the_count_of_episodes_without_signal_anew():
-    model = toy()
-    model._barren_episodes = 255
-    model.learn(1)
-    assert model._barren_episodes == 0
-
-
-def test_the_line_is_written_with_every_update(capsys):
-    model = toy(verbose=1)
-    model._custom_logger = False
-    model.learn(1)
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("groups: "))
-    assert "/4" in line
-
-
-@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
-def test_a_stopped_rollout_is_given_up_whole():
-    class Stop(BaseCallback):
-        def _on_step(self) -> bool:
-            return self.n_calls < 2
-
-    model = toy()
-    model.learn(1000, callback=Stop())
-    assert model._n_updates == 0
-    model.learn(1, reset_num_timesteps=False)
-    assert model._n_updates == 1
-    assert (model.chunk_buffer.executed_TN[0] > 0).all()
 
 
 def test_the_last_callback_infos_are_those_of_stable_baselines3():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 
@@ -112,12 +111,6 @@ def test_advantages_are_normalised_over_the_whole_rollout():
     torch.testing.assert_close(model.chunk_buffer.advantage_TN, expected)
 
 
-def test_timesteps_are_the_simulator_steps_really_run():
-    model = scripted()
-    model.learn(1)
-    assert model.num_timesteps == 3 + 1 + 3 + 3 + 3 + 2
-
-
 @pytest.mark.parametrize(("level", "elements"), [("token", 15 * DIMS), ("action", 15), ("chunk", 6)])
 def test_only_executed_steps_carry_loss_and_each_element_counts_the_same(level: str, elements: int):
     model = scripted(logprob_level=level)
@@ -188,29 +181,11 @@ def test_every_metric_of_the_contract_is_logged():
     assert wanted - row.keys() == set()
 
 
-def test_a_line_of_the_log_holds_the_update_made_with_its_rollout():
-    model = scripted()
-    model.learn(40)
-    rows = model.logger.output_formats[0].rows
-    assert [row["train/n_updates"] for row in rows] == list(range(1, len(rows) + 1))
-
-
 def test_a_rollout_that_overshoots_does_not_turn_the_learning_rate_negative():
     model = scripted(learning_rate=lambda progress: 0.01 * progress)
     model.learn(1)
     assert model.num_timesteps > 1
     assert model.logger.output_formats[0].rows[-1]["train/actor/lr"] == 0.0
-
-
-def test_a_callback_stops_at_the_next_decision():
-    class Stop(BaseCallback):
-        def _on_step(self) -> bool:
-            return self.n_calls < 2
-
-    model = scripted()
-    model.learn(1000, callback=Stop())
-    assert model.num_timesteps == 3 + 3 + 1 + 3
-    assert model._n_updates == 0
 
 
 def test_target_kl_ends_the_update_before_the_step_that_would_go_further():
@@ -268,49 +243,6 @@ def test_logprobs_can_be_recomputed_in_the_training_path():
     assert drifted(scripted(batch_size=6, logprob_level="token", recompute_logprobs=True)) == 0.0
 
 
-def test_rewards_that_never_come_are_warned_of():
-    model = PPO(StandInPolicy, scripted_envs([[(0.0, 3, "terminated")]]), n_steps=4, batch_size=4, device="cpu")
-    model.policy.scale.data.zero_()
-    model.set_logger(Logger(None, []))
-    with pytest.warns(UserWarning, match="ZeroAdvantage"):
-        model.learn(1)
-
-
-def test_values_beyond_any_possible_return_are_warned_of():
-    model = scripted(batch_size=6, learning_rate=0.0)
-    model.policy.scale.data.fill_(100.0)
-    with pytest.warns(UserWarning, match="ValueDivergence"):
-        model.learn(1)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "match"),
-    [
-        ({"logprob_level": "tokens"}, UnknownName, "token"),
-        ({"value_clip": "maximum"}, UnknownName, "max"),
-        ({"clip_range_high": -0.2}, BadValue, "clip_range_high"),
-        ({"huber_delta": 0.0}, BadValue, "huber_delta"),
-        ({"use_sde": True}, UnknownName, "use_sde"),
-        ({"n_epochs": 0}, BadValue, "at least 1"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(kwargs: dict[str, Any], error: type, match: str):
-    with pytest.raises(error, match=match):
-        scripted(**kwargs)
-
-
-def test_chunk_models_save_and_load(tmp_path):
-    model = scripted()
-    model.learn(1)
-    model.save(tmp_path / "model")
-    loaded = PPO.load(tmp_path / "model", env=scripted_envs(SCRIPTS), device="cpu")
-    assert torch.equal(loaded.policy.logits_KAV, model.policy.logits_KAV)
-    assert loaded.logprob_level == model.logprob_level
-    loaded.set_logger(Logger(None, []))
-    loaded.learn(1, reset_num_timesteps=False)
-    assert loaded.num_timesteps > model.num_timesteps
-
-
 def test_chunk_and_tokens_agree_on_the_weights_of_equal_chunks():
     """With whole chunks executed, every level's loss is the same mean advantage before the first step."""
     losses = []
@@ -333,16 +265,6 @@ def test_episodes_that_never_succeed_are_warned_of():
         model.learn(8 * 8 * 2 * 3)
     said = [str(warning.message) for warning in caught if "NoSuccessAtAll" in str(warning.message)]
     assert said[0].startswith("NoSuccessAtAll: not one success and no reward in 64 episodes")
-
-
-@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
-def test_one_success_or_reward_is_enough_to_learn_from():
-    model = scripted(n_steps=8)
-    model.learn(1)
-    assert model._count_unrewarded() == 0
-    paid = scripted([[(-0.5, 3, "terminated")]] * 2, n_steps=8)
-    paid.learn(1)
-    assert paid._count_unrewarded() == 0
 
 
 # Beside Stable-Baselines3's PPO -----------------------------------------------------------------------

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from tests.zoo.algorithms.test_grpo import standing_still, toy
-from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
-from vla_gym.errors import BadValue
-from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -50,37 +47,3 @@ def test_it_ends_when_the_rounds_are_used_up():
     assert logged["rollout/groups_resampled"] == 0
     assert logged["rollout/groups_kept"] == 0.0
     assert len(model.ep_info_buffer) == 3 * 8
-
-
-def test_a_stopped_further_round_is_given_up_with_its_rollout():
-    model = standing_still(resample_dead_groups=2)
-    horizon = -(-max(task.horizon for task in model.envs.benchmark.tasks) // 3)
-    model.learn(1000, callback=StopIn(1, horizon + 1))
-    assert model._n_updates == 0
-    assert model.num_timesteps > 0
-
-
-def test_off_by_default_it_costs_and_says_nothing():
-    model = toy()
-    model.learn(1)
-    assert model.rollout_stats.groups.extra_rounds == 0
-    assert "rollout/resample_rounds" not in model.logger.output_formats[0].rows[-1]
-
-
-@pytest.mark.processes
-def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Any):
-    settings = {"resample_dead_groups": 1}
-    whole = learn(build("grpo", **settings), 1500)
-    stopped = build("grpo", **settings)
-    before = learn(stopped, 1500, StopIn(2, 3))
-    folder = save_checkpoint(stopped, tmp_path)
-    resumed = build("grpo", **settings)
-    load_checkpoint(resumed, folder)
-    assert len(before) == 1
-    assert any(row["rollout/resample_rounds"] for row in whole)
-    assert same(before + learn(resumed, 1500, resumed=True), whole)
-
-
-def test_a_negative_number_of_rounds_is_refused():
-    with pytest.raises(BadValue, match="resample_dead_groups"):
-        toy(resample_dead_groups=-1)

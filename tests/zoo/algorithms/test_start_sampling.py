@@ -11,10 +11,9 @@ import pytest
 
 from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.training.test_checkpoint import build
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from zoo.algorithms.start_sampling import (
     StartSampler,
-    effective_number,
     reweighted_success,
     start_probabilities,
     success_rates,
@@ -45,13 +44,6 @@ def test_probabilities_follow_p_times_one_minus_p_above_a_uniform_share():
     assert start_probabilities(rate_P, 1.0) == pytest.approx([1 / 3] * 3)
     # What seems hopeless and what seems done keep the uniform share.
     assert start_probabilities(np.array([1e-9, 0.5, 1 - 1e-9]), 0.3).min() == pytest.approx(0.1)
-
-
-def test_the_effective_number_is_that_of_equal_shares():
-    assert effective_number(np.full(7, 1 / 7)) == pytest.approx(7)
-    assert effective_number(np.array([0.5, 0.5, 0.0])) == pytest.approx(2)
-    # Entropy of 1/2, 1/4, 1/4: 1.5 ln 2.
-    assert effective_number(np.array([0.5, 0.25, 0.25])) == pytest.approx(2**1.5)
 
 
 def test_success_is_reweighted_to_uniform():
@@ -147,21 +139,3 @@ def test_uniform_is_as_it_was_and_learnability_is_not():
     assert starts() == starts() == starts(start_sampling="uniform")
     adaptive = starts(start_sampling="learnability")
     assert adaptive == starts(start_sampling="learnability") != starts()
-
-
-@ignore_alarms
-def test_numbers_are_logged_only_where_starts_are_weighed():
-    for settings, logged in (({}, False), ({"start_sampling": "learnability"}, True)):
-        model = toy(**settings)
-        model.learn(1)
-        row = model.logger.output_formats[0].rows[-1]
-        assert ("rollout/effective_tasks" in row) == ("rollout/success_uniform" in row) == logged
-    # The first draws are uniform: as many tasks and start states as there are, and nothing to reweigh.
-    assert row["rollout/effective_tasks"] == pytest.approx(3)
-    assert row["rollout/effective_starts"] == pytest.approx(150)
-    assert row["rollout/success_uniform"] == pytest.approx(row["rollout/success_once"])
-
-
-def test_wrong_settings():
-    with pytest.raises(UnknownName, match="start_sampling"):
-        toy(start_sampling="learnable")

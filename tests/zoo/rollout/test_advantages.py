@@ -12,17 +12,15 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.algorithms.test_ppo import SCRIPTS
-from tests.zoo.stand_ins import CHUNK, DIMS, Rows, StandInPolicy, scripted_envs
+from tests.zoo.stand_ins import Rows, StandInPolicy, scripted_envs
 from vla_gym.errors import BadValue
 from zoo import PPO
 from zoo.config.algorithm_configs import GroupAdvantage
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import (
     discounted_sum,
-    episodes_TN,
     group_advantage,
     groups_with_signal,
-    normalize,
     write_loss_weights,
 )
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -93,11 +91,6 @@ def test_bounds_drop_groups_by_their_mean_score():
     assert groups_with_signal(score_PG, (0.1, 1.0)).tolist() == [False, True, False, False, False]
 
 
-def test_normalize_is_zero_mean_and_unit_spread():
-    x = torch.tensor([1.0, 2.0, 3.0])
-    assert normalize(x, 2.0, 1.0, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
-
-
 def scripted(**kwargs: Any) -> PPO:
     settings = {
         "n_steps": 3, "batch_size": 6, "n_epochs": 1, "gamma": 0.5, "gae_lambda": 1.0, "learning_rate": 0.01,
@@ -116,17 +109,6 @@ def test_steps_of_a_scripted_rollout_by_hand():
     expected = [[2**-6, 2**-5, 2**-4], [2**-3 - 1, 2**-2 - 1, 2**-1 - 1], [1 - 2, 2 - 2, 0]]
     assert buffer.step_advantage_TNK[:, 1].tolist() == expected
     assert buffer.return_TN[:, 1].tolist() == [2**-6, 2**-3, 1]
-
-
-def test_tokens_share_the_advantage_of_their_step():
-    model = scripted(logprob_level="token")
-    model.learn(1)
-    batch = next(iter(next(iter(model.rollout_data().minibatches(0))))).batch
-    by_step = batch.advantage_BL.unflatten(1, (CHUNK, DIMS))
-    assert (by_step == by_step[..., :1]).all()
-    assert sorted(by_step[..., 0].flatten().tolist()) == sorted(
-        model.chunk_buffer.step_advantage_TNK.flatten().tolist()
-    )
 
 
 def test_the_loss_takes_each_steps_own_advantage():
@@ -180,11 +162,6 @@ def test_one_output_cannot_value_every_step():
         oft(1)
 
 
-def test_a_number_of_outputs_between_is_refused():
-    with pytest.raises(BadValue, match="value_outputs must be 1, or 4"):
-        oft(3)
-
-
 def three_episodes() -> ChunkRolloutBuffer:
     """Column 0: an episode of two decisions (two steps and one), then one under way; column 1: one of one decision."""
     buffer = ChunkRolloutBuffer(3, spaces.Dict(), spaces.Box(-1, 1, (2, 1)), n_envs=2)
@@ -192,12 +169,6 @@ def three_episodes() -> ChunkRolloutBuffer:
     buffer.executed_TN.copy_(torch.tensor([[2, 2], [1, 0], [2, 0]]))
     buffer.terminated_TN[0, 1] = buffer.truncated_TN[1, 0] = True
     return buffer
-
-
-def test_episodes_of_a_rollout_have_names() -> None:
-    names = episodes_TN(three_episodes())
-    assert names[0, 0] == names[1, 0] != names[2, 0]
-    assert len({int(names[0, 0]), int(names[2, 0]), int(names[0, 1])}) == 3
 
 
 @pytest.mark.parametrize(("masked", "places"), [(False, 4), (True, 6)])

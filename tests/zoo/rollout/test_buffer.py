@@ -40,13 +40,6 @@ def filled() -> ChunkRolloutBuffer:
     return buffer
 
 
-def test_images_stay_bytes_and_records_integers():
-    buffer = filled()
-    assert buffer.obs["image"].dtype == torch.uint8
-    assert buffer.obs["image"].shape == (3, 4, 4, 4, 3)
-    assert buffer.record["token"].dtype == torch.int64
-
-
 def test_a_minibatch_holds_what_was_decided():
     buffer = filled()
     buffer.element_scale_TN.fill_(1.0)
@@ -65,13 +58,6 @@ def test_a_minibatch_holds_what_was_decided():
         assert (batch.old_logprob_BL == -name_B[:, None] * batch.mask_BL).all()
         seen += name_B.tolist()
     assert sorted(seen) == sorted(set(range(4)) | {10, 11, 13} | {20, 21, 22, 23})
-
-
-def test_rows_may_be_written_for_some_columns_only():
-    buffer = make(rollouts=2)
-    buffer.write(0, np.array([5, 6]), decision([1, 2], 0))
-    assert buffer.executed_TN[0].tolist() == [0, 0, 0, 0, 0, 2, 1, 0]
-    assert buffer.value_TN[0, 5:7].tolist() == [1.0, 2.0]
 
 
 def test_reset_forgets_the_rollout_but_keeps_the_memory():

@@ -109,27 +109,10 @@ def test_a_group_with_signal_of_a_further_round_replaces_one_without(envs: VLAVe
     assert stats.num_sim_steps == 2 * 4 * 12
 
 
-def test_further_rounds_end_at_their_limit(envs: VLAVectorEnv):
-    made = collector(envs, extra=2, signal=lambda buffer, lost_N: torch.zeros(2, dtype=torch.bool))
-    stats = made.collect(start(made), lambda step: True)
-    assert (stats.groups.num_resampled, stats.groups.extra_rounds) == (0, 2)
-    assert stats.num_sim_steps == 3 * 4 * 12
-
-
-def test_a_round_that_is_stopped_leaves_the_present_observation(envs: VLAVectorEnv):
-    made = collector(envs)
-    assert made.collect(start(made), lambda step: False) is None
-    assert np.array_equal(made.obs["image"], np.stack(envs.render()))
-
-
 def test_one_line_counts_groups_of_equal_outcome():
     own = [GroupOutcome("0123456789abcdef", 3, 8), *(GroupOutcome(f"{index}", 0, 8) for index in range(20))]
     outcomes = all_outcomes(own, torch.tensor([True, *[False] * 20]), ProcessGroup())
     assert group_lines(outcomes) == ["groups: 0/8 dead x20 | 3/8"]
-
-
-def test_no_groups_no_line():
-    assert group_lines([]) == []
 
 
 def test_groups_that_began_in_different_states_are_an_error():

@@ -48,10 +48,6 @@ def test_a_stretch_of_the_order_holds_every_columns_share():
     assert (counts - selected().sum(dim=0) / 3).abs().max() <= 1
 
 
-def test_nothing_to_do_is_no_minibatch():
-    assert not list(minibatch_shards(torch.zeros(2, 4, dtype=torch.bool), Columns(1, 0, 4), 3, rng()))
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_masked_places_count_in_minibatches_of_one_size(num_ranks: int):
     """36 of the 48 places are selected: six minibatches of eight places, of which six are scored on average."""
@@ -213,13 +209,3 @@ def test_the_references_log_probs_come_with_every_minibatch():
     assert mask_BW.sum() == 5
     assert ref_logprob_BW[mask_BW].tolist() == [-0.5] * 5
     assert ref_logprob_BW[~mask_BW].tolist() == [0.0]
-
-
-def test_a_rank_none_of_whose_decisions_count_has_the_references_log_probs_too() -> None:
-    """It scores a decision of weight 0 while other ranks score theirs."""
-    data = chunk_data()
-    data.buffer.element_scale_TN.zero_()
-    data.compute_ref_log_probs(half)
-    batch = data.buffer.minibatch(torch.zeros(1, dtype=torch.int64), "action", CPU)
-    assert batch.ref_logprob_BW is not None
-    assert batch.ref_logprob_BW.tolist() == [[0.0, 0.0]]

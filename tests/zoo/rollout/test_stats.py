@@ -115,14 +115,6 @@ def test_records_of_ranks_join_in_the_order_of_one_process():
     assert stats.episodes[1].record == record
 
 
-def test_the_order_of_merging_does_not_matter():
-    own, other = two_recorders()
-    own.merge(other.own())
-    again, first = two_recorders()
-    first.merge(again.own())
-    assert first.finish(ProcessGroup(), 0) == own.finish(ProcessGroup(), 0)
-
-
 def test_an_interrupted_rollout_is_dropped():
     own, _ = two_recorders()
     own.begin()

@@ -90,7 +90,7 @@ class Pair:
         line: queue.Queue[dict[str, Tensor]] = queue.Queue()
         worker_channel: Any = QueueChannel(ROLLOUT, queues)
         weights: list[Any] = [QueueWeights(model.policy, line) for model in (self.learner, self.model)]
-        self.worker = RolloutWorker(self.model, PLACEMENT, ROLLOUT, worker_channel, 4, weights=weights[1])
+        self.worker = RolloutWorker(self.model.collector(), PLACEMENT, ROLLOUT, worker_channel, 4, weights=weights[1])
         channel: Any = self.channel
         self.source = RemoteRollouts(
             self.learner, PLACEMENT, ACTOR, channel, 4, weights=weights[0], own=None, max_staleness=max_staleness
