@@ -14,7 +14,7 @@ from vla_gym.registry import canonical_id
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
+from zoo.evaluation.statistics import interquartile_interval, interquartile_mean
 from zoo.files import quoted
 from zoo.runs.charts import X_LABELS, Y_LABELS, RunCurves, draw_runs
 from zoo.runs.folder import CONFIG_FILE, RunFolder, folder_name

@@ -21,8 +21,7 @@ from vla_gym.errors import BadValue, os_reason
 from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import RunConfig
-from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
-from zoo.evaluation.statistics import together
+from zoo.evaluation.statistics import interquartile_interval, interquartile_mean, together
 from zoo.files import atomic_file
 from zoo.runs.monitor import Episodes, EvaluationPoint
 
