@@ -23,13 +23,6 @@ def test_spaces_and_back(conventions: Conventions) -> None:
     assert conventions_of(conventions.observation_space(), conventions.action_space()) == conventions
 
 
-def test_channel_first_images_say_the_same(conventions: Conventions) -> None:
-    parts = dict(conventions.observation_space().spaces)
-    for key in conventions.cameras:
-        parts[key] = spaces.Box(0, 255, (3, 32, 32), np.uint8)
-    assert conventions_of(spaces.Dict(parts), conventions.action_space()) == conventions
-
-
 @pytest.mark.parametrize("spec", [None, ARM])
 def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> None:
     specified = replace(conventions, action_spec=spec)

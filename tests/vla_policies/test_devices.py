@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,21 +69,3 @@ def test_a_frozen_vlm_is_half_precision_on_a_gpu_alone(family: str) -> None:
     assert vlm_dtypes(on_cpu) == vlm_dtypes(asked) == {torch.float32}
     assert {x.dtype for x in trained.parameters()} == {torch.float32}
     assert {x.dtype for x in on_gpu.parameters() if x.requires_grad} == {torch.float32}
-
-
-def test_a_folder_of_bfloat16_weights_follows_the_device_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with built_for("cuda"):
-        policy = build("openvla", dtype="bfloat16")
-    settings = policy.backbone.config  # type: ignore[attr-defined]
-    settings.official["torch_dtype"] = "bfloat16"
-    object.__setattr__(settings.settings, "dtype", "auto")
-    policy.save_pretrained(tmp_path)
-    # A machine with a GPU, and a run that is not to use it.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    network = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.network
-    assert {x.dtype for x in network.parameters()} == {torch.float32}
-    with built_for("cuda"):
-        policy = VLAPolicy(policy.observation_space, policy.action_space, lambda _: 1e-2, backbone=tmp_path)
-    assert {x.dtype for x in policy.backbone.network.parameters()} == {torch.bfloat16}

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from vla_policies.actions.sampling import Sampling
 from vla_policies.devices import built_for
 from vla_policies.footprint import META, Footprint, Meter, fused_attention
 from vla_policies.loading import fresh_backbone
@@ -50,25 +44,6 @@ def test_bytes_of_weights_and_optimiser_are_those_of_the_real_network(family: st
     assert counted.trained == size_of([p.grad for p in trained if p.grad is not None])
     moments = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
     assert 2 * counted.trained == size_of(moments)
-
-
-SMALL = [
-    ("nano", {"size": "small"}),
-    ("nano-flow", {"size": "small"}),
-    ("openvla-oft", {"size": "100m", "lora": {"rank": 32}, "recompute": True}),
-    ("openvla-oft", {"size": "tiny", "lora": {"rank": 32}}),
-    ("openvla-oft", {"size": "tiny", "recompute": True, "dtype": "float32"}),
-    ("openvla", {"size": "tiny", "lora": {"rank": 32}}),
-    ("pi0", {"size": "tiny"}),
-    ("pi0", {"size": "tiny", "train_expert_only": False, "recompute_activations": True}),
-    ("pi05", {"size": "tiny"}),
-]
-
-
-@pytest.mark.parametrize(("family", "options"), SMALL)
-def test_an_updates_peak_is_that_of_fake_tensors(family: str, options: dict[str, Any]):
-    counted, fake = peaks(family, options, 4)
-    assert counted == pytest.approx(fake, rel=0.15)
 
 
 def test_recomputing_takes_less():
@@ -130,75 +105,6 @@ def test_attention_makes_no_matrix_of_all_pairs():
 def unused(counted: Footprint) -> int:
     """Adapters beside layers that no output depends on."""
     return sum(p.numel() for name, p in counted.backbone.named_parameters() if ".lora_" in name and not p.requires_grad)
-
-
-def peaks(family: str, options: dict[str, Any], batch: int) -> tuple[int, int]:
-    """Peak of an update with weights and gradients, of the plan and on fake CPU tensors."""
-    footprint = Footprint(family, family_class(family).default_conventions, options)
-    counted = footprint.frozen + 2 * footprint.trained + footprint.update(batch, accumulates=True)
-    return counted, fake_peak(footprint, batch)
-
-
-class FakeMemory(TorchDispatchMode):
-    """Bytes of live storages and their peak."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.length = length
-        self.seen: dict[int, weakref.ref[Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return True if args[0].dtype == torch.bool else self.length
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.see(leaf)
-        return out
-
-    def see(self, x: Tensor) -> None:
-        storage = x.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.seen:
-
-            def forget(_: Any) -> None:
-                del self.seen[key]
-                self.now -= size
-
-            self.seen[key] = weakref.ref(storage, forget)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-
-
-def fake_peak(footprint: Footprint, batch: int) -> int:
-    """Peak of scoring and going backward, on torch's fake CPU tensors and with the CPU's own fused attention."""
-    backbone = footprint.backbone
-    inputs, length = footprint._inputs(batch)
-    with FakeTensorMode(), FakeMemory(length) as memory:
-        for module in backbone.modules():
-            for name, x in module._parameters.items():
-                if x is not None:
-                    module._parameters[name] = nn.Parameter(fake(x), x.requires_grad)
-            for name, x in module._buffers.items():
-                if x is not None:
-                    module._buffers[name] = fake(x)
-        for parameter in backbone.parameters():
-            parameter.grad = fake(parameter) if parameter.requires_grad else None
-        record = {name: fake(x, batch) for name, x in footprint._record.items()}
-        given = {
-            field.name: fake(x) for field in fields(inputs) if isinstance(x := getattr(inputs, field.name), Tensor)
-        }
-        before = memory.now
-        memory.peak = before
-        result = backbone.evaluate(replace(inputs, **given), record, Sampling())
-        torch.autograd.backward([result.logprob_BKA.sum() + result.entropy_BKA.sum() + result.value_B.sum()])
-        return memory.peak
-
-
-def fake(x: Tensor, batch: int | None = None) -> Tensor:
-    shape = x.shape if batch is None else (batch, *x.shape[1:])
-    return torch.empty(shape, dtype=x.dtype)
 
 
 def size_of(tensors: list[Tensor] | list[nn.Parameter]) -> int:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.vla_policies.conftest import FLOW_CONVENTIONS
 from vla_gym.errors import UnknownName
@@ -10,7 +9,6 @@ from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.registry import family_class
 from vla_policies.vlm_flow.backbone import VLMFlowBackbone
 
-Obs = dict[str, Tensor]
 families = pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])
 
 

@@ -23,6 +23,7 @@ CROP_AREA = 0.9
 """Part of the area that a centre crop keeps, as in the random-crop augmentation of LIBERO fine-tunes."""
 
 _PILLOW_BITS = 22
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def crop_center(image_BHWC: Tensor, height: int, width: int) -> Tensor:
     """
     out = image_BHWC.float() / 255.0
     for dim, size in ((2, width), (1, height)):
-        first, second, mix = _crop_rows_on(image_BHWC.shape[dim], size, out.device)
+        first, second, mix = crop_rows(image_BHWC.shape[dim], size, out.device)
         low, high = out.index_select(dim, first), out.index_select(dim, second)
         out = low + (high - low).mul_(mix.view([-1 if axis == dim else 1 for axis in range(4)]))
     return out.clamp_(0.0, 1.0).mul_(255.5).to(torch.uint8)
@@ -122,11 +123,14 @@ def antialiased_taps(size_in: int, size_out: int, kernel: Callable[[float], floa
         weights = [kernel((j + 0.5 - centre) / widened) for j in range(first, last)]
         total = sum(weights)
         rows.append((first, [weight / total for weight in weights]))
-    return _taps(rows, size_in)
+    count = max(len(weights) for _, weights in rows)
+    weight = torch.tensor([weights + [0.0] * (count - len(weights)) for _, weights in rows], dtype=torch.float64)
+    index = torch.tensor([first for first, _ in rows])[:, None] + torch.arange(count)
+    return Taps(index.clamp(max=size_in - 1), weight)
 
 
 @lru_cache(maxsize=64)
-def crop_rows(size_in: int, size_out: int) -> tuple[Tensor, Tensor, Tensor]:
+def crop_rows(size_in: int, size_out: int, device: torch.device = _CPU) -> tuple[Tensor, Tensor, Tensor]:
     """The rows on both sides of each output row of the central crop, and the share of the second.
 
     In float32 throughout, as in TensorFlow: a share that differs in its last bit moves a grey level.
@@ -136,23 +140,8 @@ def crop_rows(size_in: int, size_out: int) -> tuple[Tensor, Tensor, Tensor]:
     step = (begin + side - begin) * (size_in - 1) / max(size_out - 1, 1)
     place = begin * (size_in - 1) + torch.arange(size_out, dtype=torch.float32) * step
     first = place.floor()
-    return first.long(), place.ceil().long().clamp(max=size_in - 1), place - first
-
-
-def _taps(rows: list[tuple[int, list[float]]], size_in: int) -> Taps:
-    count = max(len(weights) for _, weights in rows)
-    weight = torch.zeros(len(rows), count, dtype=torch.float64)
-    index = torch.zeros(len(rows), count, dtype=torch.int64)
-    for i, (first, weights) in enumerate(rows):
-        weight[i, : len(weights)] = torch.tensor(weights, dtype=torch.float64)
-        index[i] = (first + torch.arange(count)).clamp(max=size_in - 1)
-    return Taps(index, weight)
-
-
-@lru_cache(maxsize=64)
-def _crop_rows_on(size_in: int, size_out: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, mix = crop_rows(size_in, size_out)
-    return first.to(device), second.to(device), mix.to(device)
+    rows = (first.long(), place.ceil().long().clamp(max=size_in - 1), place - first)
+    return rows[0].to(device), rows[1].to(device), rows[2].to(device)
 
 
 @lru_cache(maxsize=64)

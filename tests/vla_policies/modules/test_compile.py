@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.modules.training import compile_blocks
@@ -78,29 +77,6 @@ def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dic
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_all_that_a_run_asks_of_a_block_is_compiled() -> None:
-    """OpenVLA's layers run a prompt, a token after it and drawn ones, with padding and without, of one and of many."""
-    policy = build("openvla", LORA)
-    compile_blocks(policy.backbone, backend="eager")
-    torch._dynamo.utils.counters.clear()
-    many = observations()
-    alike = {**many, "instruction": many["instruction"][:1].expand(2, -1)}
-    for obs in (alike, many, {key: value[:1] for key, value in many.items()}):
-        sample = policy.act(obs)
-        policy.predict_values(obs)
-        policy.evaluate(obs, sample.record).logprob_BKA.sum().backward()
-        with torch.no_grad():
-            policy.evaluate(obs, sample.record)
-    assert not torch._dynamo.utils.counters["unimplemented"]
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(("family", "options"), [("openvla-oft", LORA), ("smolvla", {})])
 def test_the_compiler_gives_the_same_numbers(family: str, options: dict[str, Any]) -> None:
     check_equal(build(family, options), build(family, options, compile=True))
-
-
-def test_nothing_to_compile_is_said() -> None:
-    with pytest.raises(BadValue, match="Linear has no stack of blocks to compile"):
-        compile_blocks(nn.Linear(1, 1))

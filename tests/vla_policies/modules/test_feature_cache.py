@@ -48,12 +48,6 @@ def test_the_longest_unused_go_first() -> None:
     assert counted(cache, [b"b"]) == [0]
 
 
-def test_a_batch_larger_than_the_cache_is_served_all_the_same() -> None:
-    cache = FeatureCache(max_bytes=4)
-    assert counted(cache, [b"a", b"b", b"c"]) == [0, 1, 2]
-    assert (len(cache), cache.num_bytes) == (1, 4)
-
-
 def test_a_row_does_not_keep_its_batch_alive() -> None:
     cache = FeatureCache(max_bytes=100)
     batch = torch.zeros(50, 1)
@@ -110,18 +104,6 @@ def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
             policy.optimizer.zero_grad()
     for parameter, other in zip(plain.parameters(), keeping.parameters(), strict=True):
         assert torch.equal(parameter, other)
-
-
-@FAMILIES
-def test_rows_in_another_order_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, obs = build(family, **frozen(family), cache_features=0.01), observations()
-    sample = policy.act(obs)
-    network: Any = policy.backbone.network
-    encoder = network.vlm if family.startswith("pi") else network
-    monkeypatch.setattr(encoder, "embed" if family.startswith("pi") else "encode_images", None)  # not to be called
-    turned = {key: value.flip(0) for key, value in obs.items()}
-    result = policy.evaluate(turned, {key: value.flip(0) for key, value in sample.record.items()})
-    torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA.flip(0), rtol=0.0, atol=1e-5)
 
 
 def test_trained_image_encoders_are_refused() -> None:

@@ -88,16 +88,6 @@ def test_adapters_have_the_gradients_they_have_over_the_dequantised_copy(scheme:
     assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[0])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_layer_without_an_adapter_passes_its_gradient_on(scheme: Scheme):
-    layer = QuantizedLinear(nn.Linear(64, 8), scheme, torch.float32)
-    x = torch.randn(3, 64, requires_grad=True)
-    layer(x).sum().backward()
-    assert x.grad is not None
-    assert torch.allclose(x.grad, layer.weight.sum(dim=0).expand(3, -1))
-    assert layer.to(torch.bfloat16).scale.dtype == torch.float32
-
-
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     check_installed("int8")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
 from vla_policies.model_folder import Request
@@ -47,22 +47,6 @@ def oft_copy(golden_root: Path, tmp_path: Path) -> Path:
 
 def open_policy(name: Path, **kwargs: Any) -> VLAPolicy:
     return VLAPolicy.from_pretrained(name, device="cpu", **{"unnorm_key": KEY, **kwargs})
-
-
-def shard(folder: Path) -> list[Path]:
-    """Split `model.safetensors` in two, as large checkpoints are."""
-    tensors = load_file(folder / "model.safetensors")
-    names = sorted(tensors)
-    halves = {
-        "model-00001-of-00002.safetensors": names[: len(names) // 2],
-        "model-00002-of-00002.safetensors": names[len(names) // 2 :],
-    }
-    for file, keys in halves.items():
-        save_file({key: tensors[key] for key in keys}, folder / file)
-    index = {"metadata": {}, "weight_map": {key: file for file, keys in halves.items() for key in keys}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "model.safetensors").unlink()
-    return [folder / file for file in halves]
 
 
 def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -120,12 +104,6 @@ def test_an_experts_gripper_is_written_as_in_training(folder: Path, gripper: str
     assert torch.equal(codec.decode(codec.encode(action)), action)
 
 
-def test_shards_are_read(copy: Path, observe: Observe) -> None:
-    whole = open_policy(copy)
-    shard(copy)
-    assert torch.equal(open_policy(copy).act(observe(0), True).logprob_BKA, whole.act(observe(0), True).logprob_BKA)
-
-
 def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
@@ -154,7 +132,6 @@ def test_a_critic_in_the_weights_says_how_many_values_it_gives(oft_copy: Path, g
     backbone = open_policy(oft_copy).backbone
     assert backbone.step_values
     assert torch.equal(backbone.value_head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
-    shard(oft_copy)
     assert open_folder(oft_copy, Request(unnorm_key=KEY)).header.model["settings"]["value_outputs"] == 8
     with pytest.raises(BadValue, match=r"'mlp.4.weight' is \(8, 128\), the model needs \(1, 128\)"):
         open_policy(oft_copy, backbone_kwargs={"value_outputs": 1})
@@ -178,13 +155,6 @@ def test_a_broken_file_is_named(copy: Path, name: str, content: str, message: st
         open_policy(copy)
 
 
-def test_a_prompt_begins_with_bos_whatever_the_tokenizer_adds(copy: Path, folder: Path) -> None:
-    wanted = open_policy(folder).backbone.processor.tokenizer.ids("pick up the cup")
-    assert (wanted[0], wanted[1] == wanted[0]) == (1, False)
-    edit_json(copy / "tokenizer.json", lambda values: values.update(post_processor=None))
-    assert open_policy(copy).backbone.processor.tokenizer.ids("pick up the cup") == wanted
-
-
 def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:
     edit_json(copy / "tokenizer.json", lambda values: values.update(added_tokens=[], post_processor=None))
     edit_json(copy / "tokenizer.json", lambda values: rename(values["model"]["vocab"], "<s>", "<bos>"))
@@ -194,35 +164,6 @@ def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:
 
 def rename(values: dict[str, Any], old: str, new: str) -> None:
     values[new] = values.pop(old)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"center_corp": True}, "no setting in backbone_kwargs of openvla 'center_corp'.*'center_crop'"),
-        ({"chunk": 4}, "OpenVLA decides one action at a time"),
-        ({"lora": {"rnak": 4}}, "'rnak'.*'rank'"),
-    ],
-)
-def test_wrong_settings_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(VLAZooError, match=message):
-        open_policy(folder, backbone_kwargs=options)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.unlink(), r"lacks action_head--<step>_checkpoint.pt"),
-        (lambda path: path.write_bytes(b"nothing"), "cannot be read as tensors"),
-        (lambda path: torch.save([1, 2], path), "must hold a mapping of names to tensors, got list"),
-        (lambda path: torch.save({"a": Path("x")}, path), "cannot be read as tensors"),
-        (lambda path: shutil.copy(path, path.parent / "action_head--2_checkpoint.pt"), "has 2 files like"),
-    ],
-)
-def test_a_broken_regression_head_is_named(oft_copy: Path, damage: Callable[[Path], object], message: str) -> None:
-    damage(oft_copy / "action_head--150000_checkpoint.pt")
-    with pytest.raises(BadValue, match=message):
-        open_policy(oft_copy, family="openvla-oft", backbone_kwargs={"head": "l1"})
 
 
 def test_the_regression_head_acts_but_does_not_train(golden_root: Path, observe: Observe) -> None:

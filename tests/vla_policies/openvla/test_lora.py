@@ -71,13 +71,6 @@ def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe:
         assert not torch.equal(network.encode_images(pixels), before)
 
 
-def test_a_merged_folder_keeps_no_features(folder: Path, observe: Observe, tmp_path: Path) -> None:
-    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
-    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
-    policy.save_pretrained(tmp_path)
-    assert torch.allclose(logits(open_policy(tmp_path), observe(0)), logits(policy, observe(0)), atol=1e-5)
-
-
 @pytest.mark.processes
 @BOTH
 @pytest.mark.parametrize("state", ["attached", "opened", "merged"])
@@ -176,17 +169,6 @@ def test_the_number_of_trained_weights_is_the_published_one() -> None:
                 counts[part] = counts.get(part, 0) + rank * (layer.in_features + layer.out_features)
     assert counts == {"lar": 12_582_912, "so4": 15_399_936, "pool": 607_232}
     assert np.sum(list(counts.values())) == 28_590_080
-
-
-@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
-def test_autocast_passes_logits_by(folder: Path, options: dict[str, Any]) -> None:
-    network = open_policy(folder, backbone_kwargs=options).backbone.network
-    hidden = torch.randn(5, 64)
-    plain = network.action_logits(hidden)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = network.action_logits(hidden)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, plain)
 
 
 def high(policy: VLAPolicy) -> list[float]:

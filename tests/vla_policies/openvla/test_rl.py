@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 import vla_gym
-import zoo
-from vla_gym.errors import BadValue
-from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
+from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.openvla.policy import GeneratedDistribution
 
@@ -130,47 +127,3 @@ def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path)
     model.policy.save_pretrained(tmp_path / "folder")
     again = VLAPolicy.from_pretrained(tmp_path / "folder", device="cpu")
     assert np.array_equal(model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0])
-
-
-@pytest.mark.processes
-@FAMILIES
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
-def test_learns_under_our_ppo(family: str, chunk: int, lora: dict[str, int] | None) -> None:
-    kwargs = {"backbone": family, "backbone_kwargs": {**TINY, "lora": lora}}
-    model = zoo.PPO("VLAPolicy", toy(chunk), policy_kwargs=kwargs, **SETTINGS)
-    trained = [p for p in model.policy.parameters() if p.requires_grad]
-    before = torch.cat([p.detach().flatten().clone() for p in trained])
-    model.learn(16)
-    assert not torch.equal(before, torch.cat([p.detach().flatten() for p in trained]))
-    assert all(torch.isfinite(p).all() for p in model.policy.parameters())
-
-
-@pytest.mark.parametrize("name", ["openvla_tiny", "openvla_oft_tiny"])
-def test_a_published_checkpoint_fits_libero_like_spaces(golden_root: Path, name: str) -> None:
-    chunk = 1 if name == "openvla_tiny" else 8
-    observation_space = spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (256, 256, 3), np.uint8),
-            "state": spaces.Box(-np.inf, np.inf, (8,), np.float32),
-            "instruction": spaces.Box(0, 255, (MAX_INSTRUCTION_BYTES,), np.uint8),
-        }
-    )
-    action_space = spaces.Box(-1.0, 1.0, (chunk, 7), np.float32)
-    policy = VLAPolicy(
-        observation_space,
-        action_space,
-        lambda _: 1e-3,
-        backbone=golden_root / name,
-        unnorm_key="libero_spatial",
-    )
-    obs = observation_space.sample() | {"instruction": "put the bowl on the plate"}
-    action, _ = policy.predict(obs)
-    assert action_space.contains(action)
-    with pytest.raises(BadValue, match=f"made for chunk={chunk}, the environment has chunk=3"):
-        VLAPolicy(
-            observation_space,
-            spaces.Box(-1.0, 1.0, (3, 7), np.float32),
-            lambda _: 1e-3,
-            backbone=golden_root / name,
-            unnorm_key="libero_spatial",
-        )

@@ -65,22 +65,6 @@ def test_a_trained_projector_is_saved_and_restored(
     assert all(parameter is held[name] for name, parameter in restored.named_parameters())
 
 
-@WAYS
-def test_a_changed_regression_head_is_saved_and_restored(
-    folder: Path, obs: dict[str, Tensor], tmp_path: Path, way: dict[str, Any]
-) -> None:
-    options = {**STATE, "head": "l1", **way}
-    policy = open_policy(folder, **options)
-    with torch.no_grad():
-        policy.backbone.regression.model.fc2.bias.fill_(0.25)
-    policy.save_trained(tmp_path)
-    restored = open_policy(folder, **options)
-    restored.backbone.restore(tmp_path)
-    for other in (VLAPolicy.from_pretrained(tmp_path, device="cpu"), restored):
-        assert other.backbone.regression.model.fc2.bias.tolist() == [0.25] * 7
-        assert torch.equal(decide(other, obs), decide(policy, obs))
-
-
 @pytest.mark.parametrize(
     ("data", "chunk", "bounds"),
     [("aloha_fold_towel", 25, "min_max"), ("bridge_orig", 5, "q01_q99"), ("libero_goal", 8, "q01_q99")],
@@ -164,27 +148,6 @@ def test_a_folder_that_is_only_to_act_opens_as_its_makers_trained_it(
     assert caplog.records == []
 
 
-def test_a_checkpoint_of_ours_acts_as_it_was_saved(folder: Path, tmp_path: Path) -> None:
-    open_policy(folder, head="tokens", use_state=False).save_pretrained(tmp_path)
-    for file in folder.glob("*.pt"):
-        shutil.copyfile(file, tmp_path / file.name)
-    settings = VLAPolicy.from_pretrained(tmp_path, device="cpu", to_act=True).backbone.config.settings
-    assert (settings.head, settings.use_state, settings.cameras) == ("tokens", False, ("image",))
-
-
-@pytest.mark.parametrize("options", [{}, {"head": "l1", "use_state": True}])
-def test_a_saved_folder_opens_as_it_was_saved_without_a_word(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
-) -> None:
-    open_policy(folder, **options).save_pretrained(tmp_path)
-    for file in folder.glob("*.pt"):
-        shutil.copyfile(file, tmp_path / file.name)
-    caplog.clear()
-    settings = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.config.settings
-    assert (settings.head, settings.use_state) == (("l1", True) if options else ("tokens", False))
-    assert caplog.records == []
-
-
 def test_an_environment_of_four_numbers_takes_four_of_seven(folder: Path, obs: dict[str, Tensor]) -> None:
     """As on Meta-World: the network keeps its seven slots a step, of which xyz and the last are read and scored."""
     whole, part = open_policy(folder), open_policy(folder, action_dims=[0, 1, 2, 6])
@@ -198,14 +161,6 @@ def test_an_environment_of_four_numbers_takes_four_of_seven(folder: Path, obs: d
     assert torch.equal(part.backbone.record_of(of_four.action_BKA)["token"], of_four.record["token"])
 
 
-def test_four_of_seven_are_saved_and_opened_again(folder: Path, obs: dict[str, Tensor], tmp_path: Path) -> None:
-    policy = open_policy(folder, action_dims=[0, 1, 2, 6])
-    policy.save_pretrained(tmp_path)
-    opened = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert opened.conventions.action_dim == 4
-    assert torch.equal(decide(opened, obs), decide(policy, obs))
-
-
 @pytest.mark.parametrize("dims", [[], [0, 0], [0, 7]])
 def test_action_dims_are_different_indices_of_the_checkpoints_numbers(folder: Path, dims: list[int]) -> None:
     with pytest.raises(BadValue, match=r"action_dims of .* must be different indices in 0 \.\. 6"):
@@ -216,39 +171,7 @@ OPEN_X = ("austin_buds_dataset_converted_externally_to_rlds", "bridge_orig", "fr
 """Data sets of the base, which a merged fine-tune keeps in its `config.json`."""
 
 
-def merged_fine_tune(source: Path, target: Path, *names: str) -> Path:
-    """A folder of the official fine-tunes: the base's statistics in `config.json`, its own in a file."""
-    only_data_set(source, target, "base")
-    config = json.loads((target / "config.json").read_text())
-    numbers = config["norm_stats"]["base"]
-    config["norm_stats"] = dict.fromkeys(OPEN_X, numbers)
-    (target / "config.json").write_text(json.dumps(config))
-    (target / "dataset_statistics.json").write_text(json.dumps(dict.fromkeys(names, numbers)))
-    for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
-        (target / name).touch()
-    return target
-
-
 SUITES = ("libero_spatial_no_noops", "libero_object_no_noops", "libero_goal_no_noops", "libero_10_no_noops")
-
-
-@pytest.mark.parametrize(
-    ("names", "request_", "key"),
-    [
-        (SUITES[:1], Request(), SUITES[0]),
-        (SUITES[:1], Request(suite="libero_spatial"), SUITES[0]),
-        (SUITES, Request(suite="libero_goal"), SUITES[2]),
-        (SUITES, Request(unnorm_key="libero_10"), SUITES[3]),
-    ],
-)
-def test_a_merged_fine_tune_is_of_its_own_data_sets(
-    folder: Path, tmp_path: Path, names: tuple[str, ...], request_: Request, key: str
-) -> None:
-    target = merged_fine_tune(folder, tmp_path, *names)
-    header = open_folder(target, replace(request_, to_act=True)).header
-    assert header.conventions.cameras == ("image", "wrist_image")
-    assert header.model["unnorm_key"] == key
-    assert header.model["settings"]["center_crop"]
 
 
 @pytest.fixture
@@ -290,14 +213,6 @@ def test_an_unmerged_training_folder_acts_through_its_heads(
     whole = open_policy(folder, head="l1", use_state=True, cameras=["image", "wrist_image"])
     action, merged = (each.act(obs, deterministic=True).action_BKA for each in (policy, whole))
     assert torch.equal(action, merged)
-
-
-def test_heads_of_an_unmerged_training_folder_are_found_and_warned_of(
-    unmerged: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert open_folder(unmerged).trained_options["head"] == "l1"
-    assert open_folder(unmerged).header.family == "openvla-oft"
-    assert [str(unmerged) in record.getMessage() for record in caplog.records] == [True, True]
 
 
 def test_a_head_that_no_folder_has_is_named(unmerged: Path) -> None:

@@ -54,19 +54,6 @@ def test_the_state_is_normalised_and_padded(obs: dict[str, Tensor]) -> None:
     torch.testing.assert_close(inputs.state_BS[0, :3], torch.tensor([3.0, 0.0, 3.0]))
 
 
-def test_epsilons_are_the_makers(obs: dict[str, Tensor]) -> None:
-    # openpi adds 1e-6 both ways: with std 0 a deviation of 2 becomes 2e6, and back 2.
-    zero = Statistics(mean=(0.0,) * 3, std=(0.0,) * 3)
-    obs["state"] = torch.full((3, 3), 2.0)
-    openpi = processor(state=zero, action=zero, epsilon=1e-6, epsilon_back=True)
-    inputs = openpi.prepare(obs)
-    assert inputs.state_BS is not None
-    assert inputs.state_BS[0, 0].item() == pytest.approx(2e6)
-    assert openpi.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == pytest.approx(0.5)
-    lerobot = processor(state=zero, action=zero, epsilon=1e-8)
-    assert lerobot.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == 0.0
-
-
 def test_a_gripper_of_0_and_1_opens_above_one_half() -> None:
     """RLinf's `prepare_actions_for_maniskill`: numbers between are none of the fingers'."""
     rlinf = processor(binarize_gripper=True)
@@ -124,23 +111,6 @@ def test_padding_is_black_and_the_odd_pixel_comes_last() -> None:
     assert got.tolist() == [[0] * 6, *([[200] * 6] * 3), [0] * 6, [0] * 6]
     assert torch.equal(resize_pil(image.permute(0, 2, 3, 1), 6)[0, :, :, 0], got)
     assert resize_with_pad(torch.ones(1, 3, 3, 6), 6)[0, 0, 0, 0] == -1.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"state": Statistics(mean=(0.0,), std=(1.0,))}, "state statistics have 1 dims, 3 are needed"),
-        (
-            {"action": Statistics(q01=(0.0,), q99=(1.0,))},
-            "action statistics have 0 dims, 2 are needed",
-        ),
-        ({"delta_dims": 3}, "delta_dims must be at most"),
-        ({"delta_dims": -1}, "delta_dims must be at most .* and not below 0"),
-    ],
-)
-def test_statistics_that_do_not_fit_are_named(settings: dict, message: str) -> None:
-    with pytest.raises(BadValue, match=message):
-        processor(**settings)
 
 
 def test_pi0_text_is_cleaned() -> None:
