@@ -81,27 +81,14 @@ class Backbone(nn.Module, ABC):
     source_folder: Path | None = None
     """Where those weights were read; None when fresh."""
     built_for_gpu: bool
-    """Whether weight types of "auto" are a GPU's, see `precision.built_for`."""
+    """Whether weight types of "auto" are a GPU's, see `devices.built_for`."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()
         self.conventions = conventions
         self.built_for_gpu = for_gpu()
 
-    @property
-    def kept_bytes(self) -> int:
-        """Most bytes of what it keeps of observations (`cache_features`; of nano, `freeze_encoder`)."""
-        return 0
-
-    @property
-    def keeps_features(self) -> bool:
-        """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
-        return bool(self.kept_bytes)
-
-    @contextmanager
-    def critic_trained_alone(self) -> Iterator[None]:
-        """Context manager in which only `critic_parameters` change: what does not depend on them may be kept."""
-        yield
+    # Building -------------------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
@@ -117,42 +104,6 @@ class Backbone(nn.Module, ABC):
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
         """Whether these `backbone_kwargs` of the bare family name mean fresh weights."""
         return cls.published is None
-
-    @classmethod
-    def recognises(cls, model: ModelFolder) -> bool | None:
-        """Whether a folder that several families could read is one of this family's; None = nothing in it tells."""
-        return True
-
-    @classmethod
-    def maker(cls, model: ModelFolder) -> Maker | None:
-        """Whose program a published folder was made with, where makers play the family otherwise than each other."""
-        return None
-
-    @classmethod
-    def stated_options(cls, model: ModelFolder) -> Collection[str]:
-        """The `backbone_kwargs` whose values a published folder's own files say; no recipe changes them."""
-        return ()
-
-    @classmethod
-    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
-        """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
-        return {}
-
-    @classmethod
-    def data_sets(cls, model: ModelFolder) -> Collection[str]:
-        """Data sets whose action statistics a published folder has."""
-        return ()
-
-    @classmethod
-    def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
-        """Settings in place of the `config.json` that a published folder lacks; None where its weights are of no such
-        network."""
-        return None
-
-    @classmethod
-    def read_official(cls, model: ModelFolder, request: Request) -> Header:
-        """Header of a folder in the layout that its makers publish."""
-        raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{model.folder}'")
 
     @classmethod
     def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -174,6 +125,50 @@ class Backbone(nn.Module, ABC):
         those of the published network."""
         return dict(options)
 
+    @abstractmethod
+    def config_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `from_config` builds this network."""
+
+    # Folders that others published ----------------------------------------------------------------
+
+    @classmethod
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
+        """Header of a folder in the layout that its makers publish."""
+        raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{model.folder}'")
+
+    @classmethod
+    def recognises(cls, model: ModelFolder) -> bool | None:
+        """Whether a folder that several families could read is one of this family's; None = nothing in it tells."""
+        return True
+
+    @classmethod
+    def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
+        """Settings in place of the `config.json` that a published folder lacks; None where its weights are of no such
+        network."""
+        return None
+
+    @classmethod
+    def maker(cls, model: ModelFolder) -> Maker | None:
+        """Whose program a published folder was made with, where makers play the family otherwise than each other."""
+        return None
+
+    @classmethod
+    def stated_options(cls, model: ModelFolder) -> Collection[str]:
+        """The `backbone_kwargs` whose values a published folder's own files say; no recipe changes them."""
+        return ()
+
+    @classmethod
+    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
+        """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
+        return {}
+
+    @classmethod
+    def data_sets(cls, model: ModelFolder) -> Collection[str]:
+        """Data sets whose action statistics a published folder has."""
+        return ()
+
+    # Weights --------------------------------------------------------------------------------------
+
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise.
 
@@ -190,6 +185,8 @@ class Backbone(nn.Module, ABC):
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Write a folder that `load` reads; `config` is the `config.json` of this project's layout."""
         write_checkpoint(folder, config, self)
+
+    # LoRA adapters, see `LoraBackbone` ------------------------------------------------------------
 
     @property
     def has_adapter(self) -> bool:
@@ -219,22 +216,7 @@ class Backbone(nn.Module, ABC):
         """Merge the adapter into the weights, which train from then on."""
         raise BadValue(f"family '{self.family}' has no adapters to merge")
 
-    @abstractmethod
-    def config_json(self) -> dict[str, Any]:
-        """Plain JSON values from which `from_config` builds this network."""
-
-    @abstractmethod
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the value head, which may have a learning rate of their own."""
-
-    def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the `value_parameters` on which no action depends: they may train while the policy stays fixed."""
-        return self.value_parameters()
-
-    @property
-    def step_values(self) -> bool:
-        """Whether the critic has an output for each step of the chunk."""
-        return self.conventions.chunk == 1
+    # Deciding -------------------------------------------------------------------------------------
 
     @abstractmethod
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
@@ -245,18 +227,6 @@ class Backbone(nn.Module, ABC):
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
         """Decide; random numbers come from `noise`, a row of it for each observation."""
-
-    def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
-        """A short description of how actions are selected, on which a success rate depends besides the weights."""
-        if deterministic:
-            return "deterministic actions" + (" (nearest the mean)" if sampling.greedy == "mean" else "")
-        top = f" among the top {sampling.top_k}" if sampling.top_k else ""
-        return f"actions sampled at temperature {sampling.temperature:g}{top}"
-
-    @classmethod
-    def draws(cls, model: Mapping[str, Any]) -> Draws:
-        """Which parts are random; `model` is that of a `Header`, or the `backbone_kwargs` of fresh weights."""
-        return Draws()
 
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
@@ -273,3 +243,45 @@ class Backbone(nn.Module, ABC):
     def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
         """The record of a decision from its env action alone, where the family allows that."""
         raise BadValue(f"'{self.family}' cannot score bare actions; use zoo.PPO or zoo.GRPO, which keep records")
+
+    @classmethod
+    def draws(cls, model: Mapping[str, Any]) -> Draws:
+        """Which parts are random; `model` is that of a `Header`, or the `backbone_kwargs` of fresh weights."""
+        return Draws()
+
+    def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
+        """A short description of how actions are selected, on which a success rate depends besides the weights."""
+        if deterministic:
+            return "deterministic actions" + (" (nearest the mean)" if sampling.greedy == "mean" else "")
+        top = f" among the top {sampling.top_k}" if sampling.top_k else ""
+        return f"actions sampled at temperature {sampling.temperature:g}{top}"
+
+    # Learning -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the value head, which may have a learning rate of their own."""
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Return the `value_parameters` on which no action depends: they may train while the policy stays fixed."""
+        return self.value_parameters()
+
+    @property
+    def step_values(self) -> bool:
+        """Whether the critic has an output for each step of the chunk."""
+        return self.conventions.chunk == 1
+
+    @contextmanager
+    def critic_trained_alone(self) -> Iterator[None]:
+        """Context manager in which only `critic_parameters` change: what does not depend on them may be kept."""
+        yield
+
+    @property
+    def kept_bytes(self) -> int:
+        """Most bytes of what it keeps of observations (`cache_features`; of nano, `freeze_encoder`)."""
+        return 0
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
+        return bool(self.kept_bytes)

@@ -1,7 +1,7 @@
 """Flow policies as actors: a chain of denoising steps is a decision with a log-probability.
 
-FlowBackbone   act, evaluate and value for any family with a velocity network
-├── Pi0Backbone, Pi05Backbone
+FlowBackbone          act, evaluate and value for any family with a velocity network
+├── VLMFlowBackbone   on a vision-language model: Pi0Backbone, Pi05Backbone, SmolVLABackbone
 └── NanoFlowBackbone
 
 `act` stores the whole chain x_0 (noise) ... x_J (action) and, where one step was random, which; `evaluate`
