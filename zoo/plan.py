@@ -14,8 +14,17 @@ from zoo.cli.arguments import OneLineParser, positive, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
-from zoo.config.memory_plan import GIB, GPU_MEMORY, Rank, fastest_fit, needs, total
-from zoo.config.policy_shape import check_network, check_quantization, policy_footprint, trains_in_16_bits
+from zoo.config.memory_plan import (
+    GIB,
+    GPU_MEMORY,
+    Rank,
+    check_quantization,
+    fastest_fit,
+    needs,
+    policy_footprint,
+    total,
+    trains_in_16_bits,
+)
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import yaml_line
 from zoo.distributed.placement import ALL, processes_named
@@ -47,8 +56,7 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
     sharded = args.fsdp and args.ranks > 1
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
-    check_quantization(config, sharded=sharded)
-    check_network(config)
+    check_quantization(config)
     yield from arithmetic_lines(plan, resume)
     yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):

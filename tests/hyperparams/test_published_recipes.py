@@ -10,7 +10,7 @@ import pytest
 
 from tests import mock_checkpoints
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.policy_shape import policy_footprint
+from zoo.config.memory_plan import policy_footprint
 from zoo.config.published import ANY_SUITE, published_rows
 from zoo.config.run_config import RunConfig
 from zoo.plan import fit_lines

@@ -120,26 +120,15 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
 
 
 def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size: int) -> None:
-    """Raise `BadValue` unless ranks get equal shares, and stages equal parts of those, without cutting a group.
-
-    A run that goes on keeps its environments, and can be given other ranks or stages alone.
-    """
+    """Raise `BadValue` unless ranks get equal shares, and stages equal parts of those, without cutting a group."""
     unit = num_ranks * num_stages * group_size
-    if num_envs % unit == 0:
-        return
-    nearest = f"--num-envs {nearest_multiples(num_envs, unit)} for a new run"
-    others = []
-    groups = num_envs // group_size
-    if num_envs % group_size == 0 and groups % num_ranks == 0:
-        near = nearest_divisor(groups // num_ranks, num_stages)
-        others.append(f"--pipeline-stages {near}")
-    elif num_envs % group_size == 0:
-        others.append(_ranks(nearest_divisor(groups, num_ranks)))
-    raise BadValue(
-        f"num_envs={num_envs} is not a multiple of ranks x pipeline stages x group_size = {num_ranks} x {num_stages} x "
-        f"{group_size} = {unit}: every rank gets as many environments, every stage as many of those, and a group stays "
-        f"together. Nearest allowed: {', or '.join([nearest, *others])}"
-    )
+    if num_envs % unit:
+        raise BadValue(
+            f"num_envs={num_envs} is not a multiple of ranks x pipeline stages x group_size = {num_ranks} x "
+            f"{num_stages} x {group_size} = {unit}: ranks and stages get equal shares, "
+            f"and a group stays together. Nearest allowed: --num-envs {nearest_multiples(num_envs, unit)} for a new "
+            f"run, or ranks x stages that divide {num_envs // group_size}"
+        )
 
 
 def check_dealing(batch_size: int, num_ranks: int, setting: str = "--batch-size") -> None:
@@ -147,27 +136,14 @@ def check_dealing(batch_size: int, num_ranks: int, setting: str = "--batch-size"
     if batch_size % num_ranks:
         raise BadValue(
             f"{setting} {batch_size} cannot be dealt evenly to {num_ranks} ranks. Nearest allowed: "
-            f"{setting} {nearest_multiples(batch_size, num_ranks)} for a new run, or "
-            f"{_ranks(nearest_divisor(batch_size, num_ranks))}"
+            f"{setting} {nearest_multiples(batch_size, num_ranks)} for a new run, or ranks that divide {batch_size}"
         )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def nearest_multiples(wanted: int, unit: int) -> str:
     """Return the multiples of `unit` on both sides of `wanted`, in words: "56 or 64"; without 0."""
     below, above = wanted // unit * unit, -(-wanted // unit) * unit
     return f"{below} or {above}" if below else f"{above}"
-
-
-def nearest_divisor(whole: int, wanted: int) -> int:
-    """Return the divisor of `whole` closest to `wanted`, the smaller of two."""
-    return min(
-        (number for number in range(1, whole + 1) if whole % number == 0),
-        key=lambda divisor: (abs(divisor - wanted), divisor),
-    )
 
 
 def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_workers: int, accelerator: bool) -> int:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
+from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
+from vla_policies.conventions import Conventions
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark, observation_layout
 from zoo.config.hyperparams import deep_merge
-from zoo.config.policy_shape import policy_footprint
 from zoo.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # brings torch
@@ -49,6 +53,8 @@ GPU_MEMORY: Mapping[str, float] = {
 """Card -> GiB that programs can have; A100 and H100 are those of 80 GB with SXM."""
 ENOUGH = 8
 """Decisions scored at once beyond which a 7B's passes gain little: recomputing costs more than smaller passes do."""
+PUBLISHED_ADAPTER: Mapping[str, Any] = {"rank": 32}
+"""Of the adapters that recipes start from, before they are here: RLinf's lora_rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +151,77 @@ def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> li
     if not num_envs:
         return []
     return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, "simulators of evaluations")
+
+
+def policy_footprint(config: RunConfig) -> Footprint | None:
+    """Return the run's policy without memory; None where neither the family nor a folder here says what it is."""
+    family, options = config.family, dict(config.backbone_kwargs)
+    if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
+        found = _of_folder(config, options)
+        if found is None:
+            return None
+        family, options = found
+    elif config.policy_kwargs.get("base") is not None:
+        options.setdefault("lora", PUBLISHED_ADAPTER)
+    if family not in FAMILIES:
+        return None
+    benchmark = benchmark_of(config)
+    layout = observation_layout(config, benchmark)
+    conventions = Conventions(
+        cameras=layout.cameras,
+        image_size=layout.image_size,
+        state_dim=layout.state_dim,
+        chunk=config.chunk,
+        action_dim=benchmark.action_dim,
+    )
+    return _footprint(family, conventions, json.dumps(options, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=32)
+def _footprint(family: str, conventions: Conventions, options: str) -> Footprint:
+    from vla_policies.footprint import Footprint
+
+    return Footprint(family, conventions, json.loads(options))
+
+
+def trains_in_16_bits(config: RunConfig) -> bool:
+    """Whether weights that the run trains are smaller than float32; False where its policy is not known here."""
+    counted = policy_footprint(config)
+    return counted is not None and counted.trained < 4 * counted.num_trained
+
+
+def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
+    from vla_policies.modules.lora_config import read_adapter_config
+    from vla_policies.resolver import adapter_folder, resolve_policy
+
+    kwargs, folder = config.policy_kwargs, user_path(config.policy)
+    family, base = kwargs.get("family"), kwargs.get("base")
+    try:
+        place, adapted = adapter_folder(folder), dict(options)
+        if place is not None:
+            values = read_adapter_config(place)
+            targets = values.get("target_modules") or ()
+            adapted["lora"] = {"rank": values["r"], "alpha": values["lora_alpha"], "targets": targets}
+            model = base or str(values["base_model_name_or_path"])
+            if model != OWN_BASE and local_folder(model, None if base else values.get("revision")) is None:
+                return None if family is None else (family, adapted)
+        ref = resolve_policy(config.policy, {**kwargs, "verify": False, "backbone_kwargs": adapted})
+        return ref.family, dict(ref.options)
+    except BadValue:
+        return None  # training says what is wrong with it
+
+
+def check_quantization(config: RunConfig) -> None:
+    """Raise `BadValue` for quantised weights that would all train, before anything is read or started."""
+    scheme = config.backbone_kwargs.get("quantization")
+    # A folder may hold an adapter: opening it tells.
+    adapted = "lora" in config.backbone_kwargs or config.policy_kwargs.get("base") is not None
+    if scheme is not None and not adapted and not user_path(config.policy).is_dir():
+        raise BadValue(
+            f"quantization: {scheme} is for frozen weights, and here all of them train; add an adapter: "
+            f"-params 'policy_kwargs:{{backbone_kwargs: {{quantization: {scheme}, lora: {{rank: 32}}}}}}'"
+        )
 
 
 def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank) -> list[Need]:

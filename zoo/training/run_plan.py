@@ -16,8 +16,7 @@ from vla_gym.system.extras import check_installed
 from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
-from zoo.config.policy_shape import check_network, check_quantization, policy_footprint
+from zoo.config.memory_plan import ROLES, Rank, check_quantization, need_lines, needs, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
@@ -130,12 +129,10 @@ def check_startable(plan: RunPlan) -> None:
     if rank in plan.placement.env or (config.eval_episodes and rank in plan.placement.actor):
         check_installed(benchmark_of(config))
 
-    from zoo.distributed.fsdp import fsdp_requested
     from zoo.distributed.process_group import check_device
 
     check_device(config.device)
-    check_quantization(config, sharded=fsdp_requested())
-    check_network(config)
+    check_quantization(config)
     if config.algorithm.bc_folders:
         from zoo.demonstrations.lerobot_reader import check_dataset
 

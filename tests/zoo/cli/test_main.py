@@ -191,7 +191,6 @@ REFUSED = [
     ("-params on_worker_error:foo", "on_worker_error"),
     ("-params policy_kwargs:{greedy:foo}", "policy_kwargs"),
     ("-params instructions:{foo: bar}", "'foo'"),
-    ("-params value_level:action", "value_level"),
     ("-params n_epochs:1e18", "n_epochs"),
     ("-params chunk:999999999999", "chunk"),
     ("-params learning_rate:{schedule: [x]}", "learning_rate"),

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.zoo.stand_ins import toy_config
 from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
 from zoo import PPO
 from zoo.config.batch_plan import benchmark_of, solve
 from zoo.config.memory_plan import (
     GIB,
     Need,
     Rank,
+    check_quantization,
     evaluation_needs,
     fastest_fit,
     need_lines,
     needs,
+    policy_footprint,
     policy_needs,
     rollout_needs,
     simulator_needs,
@@ -234,3 +239,35 @@ def test_the_fastest_settings_that_fit_are_taken():
     assert smaller is not None
     assert (smaller.micro_batch_size, smaller.options) == (8, {"recompute": False})
     assert fastest_fit(plan, config, 0, Rank(), GIB) is None
+
+
+def run(policy: str, **kwargs: object) -> RunConfig:
+    return toy_config(policy=policy, env_options={"chunk": 4}, policy_kwargs=kwargs)
+
+
+def test_a_published_checkpoint_has_its_familys_network_and_an_unknown_one_none():
+    options = {"size": "tiny", "lora": {"rank": 8}}
+    known = policy_footprint(run("org/model", family="openvla-oft", backbone_kwargs=options))
+    assert known is policy_footprint(run("openvla-oft", backbone_kwargs=options))
+    assert policy_footprint(run("org/model")) is None
+
+
+def test_quantised_weights_that_would_train_are_refused_early():
+    with pytest.raises(BadValue, match="quantization: nf4"):
+        check_quantization(run("openvla-oft", backbone_kwargs={"quantization": "nf4"}))
+    check_quantization(run("openvla-oft", backbone_kwargs={"quantization": "nf4", "lora": {"rank": 4}}))
+    check_quantization(run("org/adapter", base="org/model", backbone_kwargs={"quantization": "nf4"}))
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 4}}])
+def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, object]):
+    policy = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu")
+    policy.save_pretrained(tmp_path / "base")
+    folder = tmp_path / "base"
+    if options:
+        adapted = VLAPolicy.from_pretrained(folder, backbone_kwargs=options, device="cpu")
+        adapted.save_adapter(tmp_path / "adapter")
+        policy, folder = adapted, tmp_path / "adapter"
+    counted = policy_footprint(run(str(folder)))
+    assert counted is not None
+    assert counted.num_trained == sum(p.numel() for p in policy.parameters() if p.requires_grad)
