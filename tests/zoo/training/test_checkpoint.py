@@ -99,36 +99,35 @@ def whole() -> dict[str, tuple[int, list[dict[str, Any]]]]:
     return runs
 
 
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-@pytest.mark.parametrize("decision", [1, 3])
-def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, whole: Any, tmp_path: Path):
-    total, expected = whole[algo]
-    stopped = build(algo)
-    before = learn(stopped, total, StopIn(4, decision))
+ROUNDS = {"rounds_per_update": 2, "loss_weight": "trajectory", "masked_minibatches": True}
+SAMPLED, COPY = {"start_sampling": "learnability"}, {"kl_coef": 0.05, "kl_reference": "copy"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "total", "stop"),
+    [
+        *((algo, {}, 0, (4, decision)) for algo in ("ppo", "grpo") for decision in (1, 3)),
+        ("ppo", SAMPLED, 300, (3, 3)),
+        ("grpo", SAMPLED, 650, (3, 3)),
+        ("ppo", COPY, 300, (3, 1)),
+        ("grpo", COPY, 700, (3, 1)),
+        ("ppo", ROUNDS, 400, (3, 2)),
+        ("grpo", {"resample_dead_groups": 1}, 1500, (2, 3)),
+    ],
+)
+def test_a_resumed_run_repeats_the_uninterrupted_one(
+    algo: str, settings: dict[str, Any], total: int, stop: tuple[int, int], whole: Any, tmp_path: Path
+) -> None:
+    """Stopped in a rollout at a decision, which `stop` names."""
+    total, expected = (total, learn(build(algo, **settings), total)) if settings else whole[algo]
+    stopped = build(algo, **settings)
+    before = learn(stopped, total, StopIn(*stop))
     folder = save_checkpoint(stopped, tmp_path)
     _spoil_generators()
-    resumed = build(algo, verbose=0)
+    resumed = build(algo, verbose=0, **settings)
     load_checkpoint(resumed, folder)
-    after = learn(resumed, total, resumed=True)
-    assert len(before) == 3
-    assert same(before + after, expected)
-
-
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_a_resumed_run_draws_start_states_by_the_counts_it_had(algo: str, tmp_path: Path):
-    weighed = {"start_sampling": "learnability"}
-    total = {"ppo": 300, "grpo": 650}[algo]
-    expected = learn(build(algo, **weighed), total)
-    stopped = build(algo, **weighed)
-    before = learn(stopped, total, StopIn(3, 3))
-    checkpoint = save_checkpoint(stopped, tmp_path)
-    resumed, forgetful = build(algo, **weighed), build(algo, **weighed)
-    load_checkpoint(resumed, checkpoint)
+    assert len(before) == stop[0] - 1
     assert same(before + learn(resumed, total, resumed=True), expected)
-    load_checkpoint(forgetful, checkpoint)
-    nothing = dict.fromkeys(("episodes", "successes"), [0.0] * 150)
-    forgetful.start_sampler.restore(nothing)
-    assert not same(before + learn(forgetful, total, resumed=True), expected)
 
 
 def _spoil_generators() -> None:
