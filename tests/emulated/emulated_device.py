@@ -27,7 +27,7 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _DummyPrivateUse
 
 DEVICE = "emulated"
 PACKAGES = ("/vla_gym/", "/vla_policies/", "/zoo/", "/planted_faults.py")
-PINNED = "vla_policies/transfer.py"
+PINNED = "vla_policies/devices.py"
 """The module that uploads from pinned memory."""
 WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "is_nonzero",

@@ -68,23 +68,6 @@ def test_the_published_weights_give_the_same_mean() -> None:
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-def test_samples_may_be_at_different_steps() -> None:
-    std_J, pull_J = flow_sde_law(4, 0.5)
-    x, velocity = torch.randn(3, 2, 2), torch.randn(3, 2, 2)
-    time_B, step_B = flow_times(4)[:3], torch.tensor([0, 1, 2])
-    together = step_mean(x, velocity, time_B, 0.25, pull_J.float()[step_B])
-    for row in range(3):
-        alone = step_mean(
-            x[row : row + 1],
-            velocity[row : row + 1],
-            time_B[row : row + 1],
-            0.25,
-            pull_J.float()[row : row + 1],
-        )
-        assert torch.equal(together[row], alone[0])
-    assert std_J[0] > std_J[1] > std_J[2]
-
-
 def test_times_run_from_noise_to_action() -> None:
     assert flow_times(4).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
 

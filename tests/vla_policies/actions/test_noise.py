@@ -87,14 +87,3 @@ def test_seed_start_state_round_decision_and_call_all_matter():
     ]
     rows = torch.cat(drawn)
     assert len(torch.unique(rows)) == rows.numel()
-
-
-def test_numbers_of_episodes_have_their_moments():
-    many = episodes(*((task, trial, 0, 0) for task in range(10) for trial in range(100)))
-    uniform, normal = many.uniform(1000, 100, device=CPU), many.normal(1000, 100, device=CPU)
-    assert uniform.mean().item() == pytest.approx(0.5, abs=0.004)
-    assert uniform.std().item() == pytest.approx(12**-0.5, abs=0.004)
-    # First numbers of neighbouring episodes: the standard error of a correlation of 999 pairs is 0.03.
-    pairs = torch.stack([uniform[:-1, 0], uniform[1:, 0]])
-    assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.12
-    assert normal.std().item() == pytest.approx(1.0, abs=0.013)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions
 from vla_policies.actions.sampling import Sampling
 from vla_policies.nano.flow_model import NanoFlowBackbone
@@ -29,20 +28,6 @@ def test_fresh_weights_act_with_the_asked_spread_and_value_nothing(conventions: 
     sample = flow.act(inputs, Sampling(), deterministic=False)
     assert sample.record["chain"][:, -1].std().item() == pytest.approx(0.3, rel=0.1)
     assert sample.value_B.abs().max() < 0.05
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"shceme": "flow_sde"}, UnknownName, "'shceme'"),
-        ({"scheme": "sde"}, UnknownName, "no scheme of backbone_kwargs of nano-flow 'sde'"),
-        ({"trunk": {}}, BadValue, "lacks 'flow'"),
-        ({"trunk": {}, "flo": {}}, UnknownName, "Did you mean 'flow'"),
-    ],
-)
-def test_wrong_options_are_named(conventions: Conventions, options: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        NanoFlowBackbone.fresh(conventions, options)
 
 
 def test_the_small_size_has_a_few_million_parameters() -> None:

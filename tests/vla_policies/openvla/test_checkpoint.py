@@ -201,21 +201,3 @@ def test_weights_in_bf16_keep_a_critic_in_float32(folder: Path, observe: Observe
     assert sample.logprob_BKA.dtype == sample.value_B.dtype == torch.float32
     result = policy.evaluate(observe(0), sample.record)
     assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
-
-
-def test_a_published_name_is_fetched_and_fresh_weights_need_a_size(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def fetch(repo: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        asked.append((repo, revision))
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    policy = VLAPolicy.from_pretrained("openvla", unnorm_key=KEY, revision="abc", device="cpu")
-    assert policy.backbone.family == "openvla"
-    assert set(asked) == {("openvla/openvla-7b", "abc")}
-    fresh = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu")
-    assert len(set(asked)) == 1
-    assert fresh.backbone.config.unnorm_key is None

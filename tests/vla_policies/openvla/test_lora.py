@@ -71,24 +71,6 @@ def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe:
         assert not torch.equal(network.encode_images(pixels), before)
 
 
-@pytest.mark.processes
-@BOTH
-@pytest.mark.parametrize("state", ["attached", "opened", "merged"])
-def test_stable_baselines3_saves_and_loads_it(trained: VLAPolicy, observe: Observe, tmp_path: Path, state: str) -> None:
-    if state == "opened":
-        trained.save_adapter(tmp_path / "adapter")
-        trained = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
-        # `LORA` attaches rank 4, whose alpha is the smaller of that and 16.
-        lora = trained.backbone.config.settings.lora
-        assert (lora.rank, lora.alpha) == (4, 4)
-    elif state == "merged":
-        trained.merge_adapter()
-        assert trained.backbone.config.settings.lora is None
-    trained.save(tmp_path / "policy.zip")
-    loaded = VLAPolicy.load(tmp_path / "policy.zip", device="cpu")
-    assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
-
-
 def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network

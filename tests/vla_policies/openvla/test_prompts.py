@@ -49,8 +49,3 @@ def test_a_batch_is_padded_on_the_right() -> None:
 def test_an_instruction_needs_a_word() -> None:
     with pytest.raises(BadValue, match="holds no word"):
         PromptTokenizer("").ids("  ")
-
-
-def test_a_broken_tokenizer_is_named() -> None:
-    with pytest.raises(BadValue, match=r"'some\.json' cannot be read as a tokenizer"):
-        PromptTokenizer("{}", "some.json")

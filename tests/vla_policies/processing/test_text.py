@@ -71,17 +71,3 @@ def test_what_would_fill_the_memory_or_never_end_is_not_opened(tmp_path: Path) -
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadValue, match="pipe"):
         read_tokenizer(tmp_path / "pipe")
-
-
-def test_a_panic_of_the_library_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panic = type("PanicException", (BaseException,), {})
-
-    class Panics:
-        @staticmethod
-        def from_str(text: str) -> None:
-            raise panic("index out of bounds")
-
-    (tmp_path / "t.json").write_text("{}")
-    monkeypatch.setattr("vla_policies.processing.text.Tokenizer", Panics)
-    with pytest.raises(BadValue, match="index out of bounds"):
-        read_tokenizer(tmp_path / "t.json")

@@ -9,7 +9,6 @@ from vla_gym.errors import BadValue
 from vla_policies.smolvla.checkpoint import (
     SETTINGS,
     expert_mlp,
-    find_vlm,
     joint_layers,
     network_shape,
     settings_of,
@@ -48,11 +47,6 @@ def test_settings_that_are_written_give_the_shape_again(shape: NetworkShape, tmp
     (tmp_path / "config.json").write_text(json.dumps(vlm_json(shape)))
     values = {**SETTINGS, **settings_of(shape), "chunk_size": shape.horizon}
     assert network_shape(values, (tmp_path / "config.json", tmp_path), "here") == shape
-
-
-def test_a_vision_language_model_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"'./nothing' of .* is no folder in it or beside it and no Hub id"):
-        find_vlm(tmp_path, "./nothing")
 
 
 def test_a_vision_language_model_with_wrong_settings_is_named(tmp_path: Path) -> None:

@@ -27,11 +27,6 @@ def test_a_chunk_step_depends_on_its_own_hidden_states_alone() -> None:
     assert (before_KA != after_KA).any(1).tolist() == [False, True, False]
 
 
-def test_hidden_states_of_lower_precision_are_read_in_the_heads_own() -> None:
-    head = RegressionHead(width=4, action_dim=2)
-    assert head(torch.ones(1, 2, 4, dtype=torch.bfloat16)).dtype == torch.float32
-
-
 def test_the_state_becomes_one_token() -> None:
     projector = ProprioProjector(state_dim=8, width=4)
     assert projector(torch.zeros(3, 8, dtype=torch.float64)).shape == (3, 4)
