@@ -71,12 +71,6 @@ def test_arguments_go_over_the_checkpoints_sampling(make_policy: MakePolicy, tmp
     assert (loaded.sampling.temperature, loaded.sampling.top_k) == (1.0, 9)
 
 
-def test_fresh_weights_by_family_name() -> None:
-    policy = VLAPolicy.from_pretrained("nano", device="cpu")
-    assert policy.conventions == policy.backbone.default_conventions
-    assert policy.action_space.shape == (8, 7)
-
-
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.pop("vision.conv1.weight"))
     with pytest.raises(
@@ -85,34 +79,10 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         VLAPolicy.from_pretrained(folder)
 
 
-def test_a_left_over_tensor_is_named(folder: Path) -> None:
-    edit_weights(folder, lambda tensors: tensors.update(extra=torch.zeros(1)))
-    with pytest.raises(BadValue, match="unexpected 'extra'"):
-        VLAPolicy.from_pretrained(folder)
-
-
-def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
-    edit_weights(folder, lambda tensors: tensors.update({"camera": torch.zeros(2, 1, 8)}))
-    with pytest.raises(BadValue, match=r"'camera' is \(2, 1, 8\), the model needs \(2, 1, 32\)"):
-        VLAPolicy.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(BadValue, match=f"lacks {name}"):
-        VLAPolicy.from_pretrained(folder)
-
-
-def test_a_broken_file_is_named(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(BadValue, match="cannot be read as safetensors"):
-        VLAPolicy.from_pretrained(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(BadValue, match="not valid JSON"):
-        VLAPolicy.from_pretrained(folder)
-    (folder / "config.json").write_text("[]")
-    with pytest.raises(BadValue, match="must hold a JSON object, got list"):
         VLAPolicy.from_pretrained(folder)
 
 
@@ -170,14 +140,6 @@ def test_what_is_neither_family_nor_folder_raises_without_asking_the_hub(
         find_checkpoint(name)
 
 
-def test_a_path_into_an_existing_folder_is_not_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "logs").mkdir()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
-    with pytest.raises(BadValue, match="'logs/run' is no checkpoint folder"):
-        find_checkpoint("logs/run")
-
-
 def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -195,11 +157,6 @@ def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.M
         ("someone/a-policy", "main"),
     ]
     assert not [pattern for *_, patterns in asked for pattern in patterns if pattern.endswith((".py", ".bin"))]
-
-
-def test_a_folder_has_no_revision(folder: Path) -> None:
-    with pytest.raises(BadValue, match="revision 'main' is for Hub ids"):
-        VLAPolicy.from_pretrained(folder, revision="main")
 
 
 @pytest.mark.parametrize(("name", "options"), [("nano", {}), ("pi0", {"size": "tiny"})])
@@ -271,23 +228,6 @@ def test_a_folder_that_a_run_replaces_while_it_is_opened(policy: VLAPolicy, tmp_
     other.rename(best)
     with pytest.raises(BadValue, match="replaced while it was opened"):
         VLAPolicy.from_pretrained(opened, device="cpu")
-
-
-def test_a_family_that_is_no_name_is_one_line(folder: Path) -> None:
-    edit_config(folder, family=["nano"])
-    with pytest.raises(BadValue, match=r"cannot be opened.*TypeError"):
-        VLAPolicy.from_pretrained(folder)
-
-
-def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise OSError("no route\nto host")
-
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(BadValue, match=r"could not be fetched .* at revision 'main': no route$"):
-        find_checkpoint("someone/a-policy@main")
 
 
 def test_an_adapter_whose_base_has_moved_takes_the_one_it_is_given(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.compare import _flags_of, parser, run
+from zoo.compare import run
 
 
 def write(path: Path, solved: str, *, deterministic: bool = True) -> str:
@@ -95,14 +95,6 @@ def test_a_trained_agents_summary_is_told_from_results(tmp_path: Path) -> None:
         run([str(tmp_path), str(tmp_path)])
 
 
-def test_a_record_without_its_evaluation_can_be_played_again(tmp_path: Path) -> None:
-    record = json.loads(Path(write(tmp_path / "a_1.json", "x")).read_text())
-    args = parser().parse(["--before", "x", "--policy", "nano"])
-    flags = _flags_of({**record, "protocol": {"evaluation": None, "split": "test"}}, args)
-    assert flags[:2] == ["--env", "Toy-Reach/0"]
-    assert "--temperature" not in flags
-
-
 def test_what_was_measured_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def measured(name: str, words: str, horizon: int, options: Mapping[str, object]) -> str:
         file = Path(write(tmp_path / name, "x-"))
@@ -173,23 +165,6 @@ def test_a_start_state_played_twice_is_named(tmp_path: Path) -> None:
 
 
 NO_EPISODES = {"env": "Toy-Reach", "summary": "", "deterministic": True, "tasks": []}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        '{"env": "Toy-Reach"}',
-        "no JSON",
-        json.dumps({**NO_EPISODES, "episodes": []}),
-        json.dumps({**NO_EPISODES, "episodes": [{"task_id": 0}]}),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "other.json"
-    file.write_text(content)
-    with pytest.raises(BadValue, match=r"other\.json"):
-        run(["--before", str(file), "--after", str(file)])
 
 
 def test_rounds_are_paired_by_start_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

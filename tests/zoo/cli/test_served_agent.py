@@ -12,7 +12,7 @@ from vla_gym.errors import VLAZooError
 from vla_gym.registry import find_benchmark
 from zoo import collect, enjoy, evaluate, record_video
 from zoo.agents.agent import Agent
-from zoo.cli.agent import is_server, plan_rollout
+from zoo.cli.agent import plan_rollout
 from zoo.serving.declaration import Declaration
 
 from ..serving.conftest import Serving, declaration, echo, serving
@@ -30,11 +30,6 @@ def url(serving: Serving, declaration: Declaration) -> Iterator[str]:
 
 def planned(*argv: str) -> Agent:
     return plan_rollout(evaluate.parser().parse([*argv, "--eval-episodes", "3"]), episodes=3)
-
-
-def test_addresses_are_known_by_their_scheme() -> None:
-    names = ("ws://a:1", "wss://a", "nano", None, "a/b", "agents/ppo/ws")
-    assert [is_server(name) for name in names] == [True, True, False, False, False, False]
 
 
 def test_the_servers_declaration_chooses_environment_and_options(url: str) -> None:

@@ -33,10 +33,6 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_a_shipped_agent_is_found_from_anywhere(shipped: Path) -> None:
-    assert local_or_shipped("agents/ppo/Toy-Reach") == shipped / "ppo" / "Toy-Reach"
-
-
 def test_what_is_here_comes_first_and_other_paths_are_left_alone(shipped: Path) -> None:
     Path("agents/ppo/Toy-Reach").mkdir(parents=True)
     assert local_or_shipped("agents/ppo/Toy-Reach") == Path("agents/ppo/Toy-Reach")
@@ -71,11 +67,6 @@ def test_agents_of_a_benchmark_that_is_not_installed_are_left_out(monkeypatch: p
     assert agents_for("Toy-Reach") == []
     with pytest.raises(MissingDependency, match="LIBERO is not installed"):
         agents_for("LIBERO-Object")
-
-
-def test_a_shipped_agent_is_told_from_a_run_of_ones_own(shipped: Path, tmp_path: Path) -> None:
-    assert is_shipped(shipped / "ppo" / "Toy-Reach")
-    assert not is_shipped(tmp_path / "logs" / "ppo" / "Toy-Reach_1")
 
 
 @pytest.fixture
