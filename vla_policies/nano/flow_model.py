@@ -39,7 +39,7 @@ class NanoContext:
     layers: tuple[KeyValue, ...]
     """Keys and values for every layer of the expert."""
     mask_B11L: Tensor | None
-    """Of the context and the K actions; None when nothing is padding."""
+    """Mask of the context and the K actions; None when nothing is padding."""
 
 
 class NanoFlowBackbone(NanoTrunk, FlowBackbone):

@@ -12,7 +12,7 @@ from vla_policies.actions.sampling import UniformBins
 from vla_policies.processing.text import HALF_BITS, MAX_TOKENS
 
 SMALLEST_STD = 1e-3
-"""Of a privileged number, metres or radians, that varies."""
+"""Smallest standard deviation of a privileged number that varies, metres or radians."""
 
 
 class Block(nn.Module):

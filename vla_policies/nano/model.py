@@ -39,7 +39,7 @@ from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import PolicyInputs
 
 KEPT_BYTES = GIB
-"""Of encodings, at most, where the encoder is not trained; one of an image of `tiny` has 28 KB."""
+"""Largest size of the kept encodings where the encoder is not trained; one of an image of `tiny` has 28 KB."""
 
 STEMS: Mapping[Eye, type[VisionStem]] = {
     "shallow": VisionStem,

@@ -61,7 +61,7 @@ class Settings:
     value_outputs: int = 1
     """1, or the chunk length for checkpoints whose critic has a value per action."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights (heads stay float32): "auto" is the checkpoint's own on a GPU, else float32."""
+    """Type of the weights (heads stay float32): "auto" is the checkpoint's own on a GPU, else float32."""
     recompute: bool = False
     """Activation checkpointing: keep only block inputs for the backward pass."""
     cache_features: float = 0.0

@@ -42,7 +42,7 @@ HEAD_FILES, PROJECTOR_FILES = "action_head--*.pt", "proprio_projector--*.pt"
 FILM_FILES = "vision_backbone--*.pt"
 """Image towers that read the instruction (FiLM), in place of those among the weights."""
 LIBERO_CAMERAS = ["image", "wrist_image"]
-"""Of the official LIBERO fine-tunes, the ones with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
+"""Cameras of the official LIBERO fine-tunes with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
 OFT_NAME = r"(?i)openvla[-_]?(7b[-_])?oft"
 """In the names of published checkpoints: moojink/openvla-7b-oft-finetuned-*, Haozhan72/Openvla-oft-SFT-*,
 RLinf/RLinf-OpenVLAOFT-*."""

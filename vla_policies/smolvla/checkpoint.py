@@ -57,7 +57,7 @@ VLM_FOLDER = "vlm"
 VLM_CONFIG = "vlm_config.json"
 """The vision-language model's `config.json` in a folder of this project, its tokenizer's files beside it."""
 VLM_FILES = ("*.json", "*.txt")
-"""Of a vision-language model, everything but its weights."""
+"""Files of a vision-language model without its weights."""
 LEARNING = ("train_expert_only", "freeze_vision_encoder", "train_state_proj")
 """Settings that are those of `Learning`."""
 SETTINGS: Mapping[str, Any] = {

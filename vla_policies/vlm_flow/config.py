@@ -73,9 +73,9 @@ class FlowPreprocessing:
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
     state: Statistics | None = None
-    """Of the proprioceptive vector; None = not normalised."""
+    """Statistics of the proprioceptive vector; None = not normalised."""
     action: Statistics | None = None
-    """Of an action; None = not normalised."""
+    """Statistics of an action; None = not normalised."""
     max_tokens: int = 48
     """Length of the text, tokens; longer ones are cut."""
     tokenizer: str = WORDS

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.devices import upload
 from zoo.algorithms.losses import LossTerms, PPOLoss, Scores, clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -203,8 +204,8 @@ class UpdateMetrics:
             for term in (terms.loss, terms.policy, terms.policy_abs, terms.value, terms.entropy)
         ]
         terms = torch.stack(scalars).double().unflatten(0, (-1, len(_TERMS)))
-        weight = torch.tensor([micro_batch.weight for micro_batch in self._micro_batches], device=terms.device)
-        return terms * weight.double()[:, None]
+        weight = torch.tensor([micro_batch.weight for micro_batch in self._micro_batches])
+        return terms * upload(weight.double(), terms.device)[:, None]
 
     def _element_sums(self) -> Tensor:
         """`[micro-batches, len(_PER_ELEMENT)]`: sums over executed elements."""
