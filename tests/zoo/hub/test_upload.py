@@ -22,7 +22,6 @@ from huggingface_hub import HfApi, ModelCard
 import vla_gym
 from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from tests.zoo.stand_ins import toy_config
-from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
@@ -225,16 +224,6 @@ def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path)
     assert repository_files(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
 
 
-def test_best_is_not_sent_where_a_checkpoint_is_named(
-    run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = next((run / "checkpoints").iterdir())
-    assert guarded(push_to_hub.run, ["-i", str(checkpoint), RUN]) == 2
-    assert f"'{checkpoint}' is not what is sent; that is '" in capsys.readouterr().err
-    assert hub.requests == []
-    assert push_to_hub.run(["-i", str(run / "best"), RUN]) == 0
-
-
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
     record = json.loads((run / "evaluation.json").read_text())
     (run / "evaluation.json").write_text(json.dumps({**record, "num_timesteps": 7}))
@@ -259,12 +248,6 @@ def test_from_a_shell_publicly_and_again(run: Path, hub: LoopbackHub) -> None:
     assert repo.files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
 
 
-def test_a_whole_policy_has_no_base_to_name(run: Path, hub: LoopbackHub) -> None:
-    with pytest.raises(BadValue, match=r"--base names an adapter's base, and the policy of '.*' is whole; leave"):
-        push_to_hub.run(["-i", str(run), RUN, "--base", BASE])
-    assert not hub.repos
-
-
 def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
     push_base()
     argv = [*SHORT.split(), "--policy", "base", "-n", "64", "--eval-episodes", "0", "-params", *PARAMS]
@@ -275,11 +258,7 @@ def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: 
     assert push_to_hub.run(["-i", "logs/ppo/Toy-Reach_1", RUN, "--base", BASE]) == 0
     assert capsys.readouterr().err == ""
     card = yaml.safe_load(hub.repos[RUN].files["README.md"].decode().split("---\n")[1])
-    assert (card["library_name"], card["base_model"], card["base_model_relation"]) == (
-        "peft",
-        BASE,
-        "adapter",
-    )
+    assert (card["library_name"], card["base_model"], card["base_model_relation"]) == ("peft", BASE, "adapter")
     Path("base").rename("moved")
     assert VLAPolicy.from_pretrained(RUN, device="cpu").backbone.source == BASE
     assert train.run(["-i", RUN, "-n", "128", "--num-threads", "1", "-f", "more"]) == 0
@@ -294,28 +273,6 @@ def made_up(weights: str, policy: str = "nano") -> RunFolder:
     (run.best / "config.json").write_text("{}")
     (run.best / "model.safetensors").write_text(weights)
     return run
-
-
-@pytest.mark.parametrize(
-    ("start", "named"),
-    [
-        ("nano", None),
-        ("org/base@v1", "org/base"),
-        ("logs/sft/Toy-Reach_1/best", None),
-    ],
-)
-@pytest.mark.parametrize("adapter", [False, True])
-def test_only_a_hub_id_is_a_base_on_the_card(
-    start: str, named: str | None, adapter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made_up("w", policy="nano" if adapter else start)
-    if adapter:
-        config = {"base_model_name_or_path": start.partition("@")[0]}
-        (run.best / "adapter_config.json").write_text(json.dumps(config))
-    card = repository_files(Publication(run=run, repo=RUN), tmp_path)["README.md"].read_text()
-    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == named
-    assert ("of `" in card) == (named is not None)
 
 
 def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) -> None:
@@ -473,6 +430,7 @@ def test_what_a_policy_does_not_read_stays_here(run: Path, hub: LoopbackHub) -> 
         (["-i", "logs/ppo/Toy-Reach_1", "me/run", "-orga", "x"], "-orga"),
         ([RUN], "-i"),
         (["-i", "logs/ppo/Nowhere_1", RUN], "logs/ppo/Nowhere_1"),
+        (["-i", "logs/ppo/Toy-Reach_1", RUN, "--base", BASE], "--base"),
     ],
 )
 def test_mistakes_are_named(
