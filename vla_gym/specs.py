@@ -118,7 +118,7 @@ class Benchmark:
 
     @property
     def render_quality(self) -> RenderQuality:
-        """What its images are; "full" where there is no choice."""
+        """Quality of its images; "full" where there is no choice."""
         quality: RenderQuality = self.protocol.get("render_quality", "full")
         return quality
 

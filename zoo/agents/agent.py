@@ -33,7 +33,7 @@ _HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile")
 
 
 class ServedPolicy(Protocol):
-    """A policy that a server has; `zoo.serving.client.ServedPolicy`."""
+    """A policy that a server has; `zoo.serving.client.ServerPolicy`."""
 
     @property
     def name(self) -> str:

@@ -332,7 +332,7 @@ class RemotePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedPolicy:
+class ServerPolicy:
     """A policy server that has been asked what it serves."""
 
     address: ServerAddress

@@ -43,7 +43,7 @@ def _gl_context() -> mujoco.GLContext:
 
 
 class Poses(NamedTuple):
-    """What an image shows of how a scene moved, tendons, skins and flexes aside: `mjData`'s arrays of these names."""
+    """Arrays of `mjData` by which a rendered scene moves, tendons, skins and flexes aside."""
 
     geom_xpos: np.ndarray
     geom_xmat: np.ndarray

@@ -36,7 +36,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Seen:
-    """What reaches one image of `G` geometries."""
+    """The geometries, of `G`, that reach one image."""
 
     direct_G: np.ndarray
     """Bool: straight."""
