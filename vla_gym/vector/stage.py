@@ -13,7 +13,8 @@ from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.start_states import Schedule
 from vla_gym.vector.state import EpisodeTable
 from vla_gym.vector.step import EnvStep, Observation
-from vla_gym.workers.pool import PendingCommands, Pool, describe_episode
+from vla_gym.workers.messages import PendingCommands
+from vla_gym.workers.pool import Pool, describe_episode
 from vla_gym.workers.sub_env import Command
 
 MAX_LOSSES = 3

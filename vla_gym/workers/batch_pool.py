@@ -17,8 +17,8 @@ import numpy as np
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.messages import SlotMemory, SubEnvSetup
-from vla_gym.workers.pool import PendingCommands, Pool, describe_commands
+from vla_gym.workers.messages import PendingCommands, SlotMemory, SubEnvSetup
+from vla_gym.workers.pool import Pool, describe_commands
 from vla_gym.workers.sub_env import Command, Report, SubEnv
 
 

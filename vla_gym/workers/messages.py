@@ -17,7 +17,7 @@ import json
 import mmap
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,22 @@ class SubEnvSetup:
             self.tasks, layout.image_size, layout.cameras, **self.simulator_kwargs
         )
         return SubEnv(simulator, self.tasks, self.rule, layout)
+
+
+@dataclass(eq=False)
+class PendingCommands:
+    """Commands that were sent: `Pool.receive` takes them once and returns their reports."""
+
+    commands: Sequence[Command]
+    """In the order of their reports."""
+    reports: dict[int, Report] = field(default_factory=dict)
+    """Slot -> report, as far as they are known."""
+    jobs: dict[int, list[Command]] = field(default_factory=dict)
+    """Worker -> commands without an answer."""
+
+    def ordered_reports(self) -> list[Report]:
+        """Every report in the order of the commands, once all are known."""
+        return [self.reports[command.slot] for command in self.commands]
 
 
 @dataclass(frozen=True, kw_only=True)

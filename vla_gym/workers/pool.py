@@ -9,31 +9,14 @@ import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from vla_gym.errors import VLAZooError, WorkerFailed, WorkerRestarted
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.messages import MemoryLayout, SlotMemory, SubEnvSetup
+from vla_gym.workers.messages import MemoryLayout, PendingCommands, SlotMemory, SubEnvSetup
 from vla_gym.workers.sub_env import LOST, Command, Report
 
 OnWorkerError = Literal["raise", "restart"]
-
-
-@dataclass(eq=False)
-class PendingCommands:
-    """Commands that were sent: `Pool.receive` takes them once and returns their reports."""
-
-    commands: Sequence[Command]
-    """In the order of their reports."""
-    reports: dict[int, Report] = field(default_factory=dict)
-    """Slot -> report, as far as they are known."""
-    jobs: dict[int, list[Command]] = field(default_factory=dict)
-    """Worker -> commands without an answer."""
-
-    def ordered_reports(self) -> list[Report]:
-        """Every report in the order of the commands, once all are known."""
-        return [self.reports[command.slot] for command in self.commands]
 
 
 class Pool(ABC):

@@ -23,13 +23,14 @@ from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
 from vla_gym.workers.messages import (
     Failure,
+    PendingCommands,
     SlotMemory,
     SubEnvSetup,
     read_reply,
     write_commands,
     write_setup,
 )
-from vla_gym.workers.pool import OnWorkerError, PendingCommands, Pool, describe_commands, warn_of_restart
+from vla_gym.workers.pool import OnWorkerError, Pool, describe_commands, warn_of_restart
 from vla_gym.workers.sub_env import LOST, Command, Report
 
 GRACE = 5.0

@@ -16,6 +16,7 @@ from vla_gym.errors import BadValue, LostRank, WorkerFailed
 from vla_gym.workers.messages import (
     Failure,
     MemoryLayout,
+    PendingCommands,
     SlotMemory,
     read_commands,
     read_reply,
@@ -23,7 +24,7 @@ from vla_gym.workers.messages import (
     write_failure,
     write_reports,
 )
-from vla_gym.workers.pool import PendingCommands, Pool
+from vla_gym.workers.pool import Pool
 from vla_gym.workers.process_pool import assign_slots
 from vla_gym.workers.sub_env import Command, Report
 
