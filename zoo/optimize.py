@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
-from zoo.config.algorithm_configs import ALGORITHMS, check_algorithm
+from zoo.config.algorithm_configs import ALGORITHMS, SearchSpace, check_algorithm
 from zoo.config.gym_packages import import_gym_packages
-from zoo.config.run_config import RunConfig, check_settings, to_plain
-from zoo.config.settings import Seed, annotations_of, check_value, yaml_line
+from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.settings import Seed, annotations_of, check_fields, check_value, yaml_line
 from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
@@ -81,42 +81,6 @@ def parser() -> OneLineParser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
-    """Numbers from `low` to `high`."""
-
-    low: float
-    """Smallest."""
-    high: float
-    """Largest."""
-    log: bool = False
-    """Whether every order of magnitude is as likely as another."""
-
-
-Choice = tuple[Any, ...]
-"""One of these values."""
-Space = Mapping[str, Span | Choice]
-"""Setting -> its distribution."""
-
-_SHARED: Space = {
-    "learning_rate": Span(low=1e-5, high=1e-3, log=True),
-    "n_epochs": (1, 2, 3, 5),
-    "clip_range": (0.1, 0.2, 0.3),
-    "max_grad_norm": (0.5, 1.0, 5.0),
-}
-SPACES: Mapping[str, Space] = {
-    "ppo": {
-        **_SHARED,
-        "gamma": (0.9, 0.95, 0.99, 1.0),
-        "gae_lambda": (0.9, 0.95, 1.0),
-        "ent_coef": Span(low=1e-5, high=1e-2, log=True),
-        "vf_coef": (0.1, 0.5, 1.0),
-    },
-    "grpo": {**_SHARED, "clip_range_high": (0.2, 0.28, 0.4)},
-}
-"""Algorithm -> its space without `--space`."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Search:
     """The part that all trials share."""
 
@@ -128,7 +92,7 @@ class Search:
     """Simulator steps of a run."""
     seeds: tuple[int, ...]
     """Seeds of a trial's runs."""
-    space: Space
+    space: SearchSpace
     """The settings to draw."""
     log_folder: Path
     """Where run folders go."""
@@ -181,7 +145,7 @@ class Search:
             parts = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{name}.{key}".rstrip("."): part for key, part in parts}
         shared = {name: yaml_line(value) for name, value in flat.items() if name not in _MAY_CHANGE}
-        drawn = {f"space of {name}": kind for name, kind in described(self.space).items()}
+        drawn = {f"space of {name}": yaml_line(kind) for name, kind in self.space.items()}
         return {**shared, "seeds": yaml_line(list(self.seeds)), **drawn}
 
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
@@ -220,7 +184,7 @@ def run(argv: Sequence[str]) -> int:
         env=args.env,
         n_timesteps=args.n_timesteps,
         seeds=tuple(args.seed + number for number in range(args.n_seeds)),
-        space=SPACES[algo] if args.space is None else read_space(Path(args.space), algo),
+        space=ALGORITHMS[algo].search_space if args.space is None else read_space(Path(args.space), algo),
         log_folder=Path(args.log_folder),
         flags=tuple(args.train),
     )
@@ -311,14 +275,14 @@ def completed_trials(study: Any) -> list[Any]:
     return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
 
 
-def draw(trial: Any, space: Space) -> dict[str, Any]:
+def draw(trial: Any, space: SearchSpace) -> dict[str, Any]:
     """Return one value of every setting, as Optuna's sampler suggests."""
-    for name, distribution in space.items():
-        if isinstance(distribution, Span):
-            trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+    for name, kind in space.items():
+        if isinstance(kind, Mapping):
+            trial.suggest_float(name, **kind)
         else:
             # Optuna stores words and numbers; a choice may be a mapping too.
-            trial.suggest_categorical(name, [yaml_line(value) for value in distribution])
+            trial.suggest_categorical(name, [yaml_line(value) for value in kind])
     return drawn_values(trial.params, space)
 
 
@@ -371,53 +335,34 @@ def _write_best(search: Search, study: Any) -> None:
     print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
 
 
-def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+def drawn_values(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
     """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
-        name: params[name] if isinstance(kind, Span) else parse_yaml(params[name], f"{name} of a trial")
+        name: params[name] if isinstance(kind, Mapping) else parse_yaml(params[name], f"{name} of a trial")
         for name, kind in space.items()
     }
 
 
-def described(space: Space) -> dict[str, str]:
-    """Return setting -> distribution, as a `--space` file writes it."""
-    return {name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind)) for name, kind in space.items()}
-
-
-def read_space(file: Path, algo: str) -> Space:
+def read_space(file: Path, algo: str) -> SearchSpace:
     """Read a YAML file: `learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}` or `n_epochs: [1, 2, 3]`.
 
     Raises `BadValue` for a file that cannot be read and for anything that is neither, `UnknownName` for a setting
     that the algorithm does not have.
     """
-    what = f"settings of {algo} to what to draw them from"
-    entries = read_yaml_mapping(file, what, f"--space {file}")
-    if not entries:
-        raise BadValue(f"--space {file} must map {what}, and holds none")
-    space = {str(name): _kind(str(name), entry, file) for name, entry in entries.items()}
-    for name, kind in space.items():
-        ends = (kind.low, kind.high) if isinstance(kind, Span) else kind
-        for value in ends:
-            check_settings(algo, {name: value}, f"--space {file}")
-        if name not in annotations_of(ALGORITHMS[algo]):
-            raise BadValue(f"--space {file}: '{name}' is no setting of {algo} itself; give it with -params")
+    where, known = f"--space {file}", annotations_of(ALGORITHMS[algo])
+    space: dict[str, Mapping[str, Any] | Sequence[Any]] = {}
+    for name, kind in read_yaml_mapping(file, f"settings of {algo} to what to draw them from", where).items():
+        span = isinstance(kind, Mapping) and {"low", "high"} <= kind.keys() <= {"low", "high", "log"}
+        if not span and not (isinstance(kind, list) and kind):
+            raise BadValue(f"{where}: {name} must be a list of values or {{low: ..., high: ..., log: true}}")
+        ends = [kind["low"], kind["high"]] if span else kind
+        checked = [check_fields(known, {name: value}, where)[name] for value in ends]
+        if span and not (checked[0] < checked[1] and (checked[0] > 0 or not kind.get("log"))):
+            raise BadValue(f"{where}: {name} needs low < high, and low > 0 with log, got {shown(kind)}")
+        space[name] = {**kind, "low": checked[0], "high": checked[1]} if span else kind
+    if not space:
+        raise BadValue(f"{where} holds no setting")
     return space
-
-
-def _kind(name: str, entry: object, file: Path) -> Span | Choice:
-    if isinstance(entry, list) and entry:
-        return tuple(entry)
-    if isinstance(entry, dict) and {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
-        try:
-            span = Span(low=float(entry["low"]), high=float(entry["high"]), log=bool(entry.get("log", False)))
-        except (TypeError, ValueError, OverflowError):
-            span = None
-        if span is not None and span.low < span.high and (span.low > 0 or not span.log):
-            return span
-    raise BadValue(
-        f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
-        f"(and low > 0 with log), got {shown(entry)}"
-    )
 
 
 if __name__ == "__main__":

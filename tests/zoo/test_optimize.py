@@ -18,7 +18,7 @@ import yaml
 from vla_gym.errors import BadValue, VLAZooError
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
-from zoo.optimize import Search, Span, draw, drawn_values, opened, read_space, run
+from zoo.optimize import Search, draw, drawn_values, opened, read_space, run
 from zoo.train import parser as train_parser
 
 pytestmark = pytest.mark.processes
@@ -243,7 +243,7 @@ def test_what_no_run_could_start_with_is_said_before_anything_is_written(
 
 def test_draws_lie_in_the_space() -> None:
     trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
-    drawn = draw(trial, {"learning_rate": Span(low=1e-5, high=1e-3, log=True), "n_epochs": (1, 2)})
+    drawn = draw(trial, {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "n_epochs": [1, 2]})
     assert 1e-5 <= drawn["learning_rate"] <= 1e-3
     assert drawn["n_epochs"] in (1, 2)
 
@@ -260,7 +260,7 @@ def test_a_choice_may_be_a_mapping_or_nothing() -> None:
 def test_a_file_says_spans_and_choices(tmp_path: Path) -> None:
     file = tmp_path / "space.yml"
     file.write_text("learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nn_epochs: [1, 2]\n")
-    assert read_space(file, "ppo") == {"learning_rate": Span(low=1e-5, high=1e-3, log=True), "n_epochs": (1, 2)}
+    assert read_space(file, "ppo") == {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "n_epochs": [1, 2]}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import user_path
@@ -50,6 +50,15 @@ StartSampling = Literal["uniform", "learnability"]
 """How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
+SearchSpace = Mapping[str, Mapping[str, Any] | Sequence[Any]]
+"""Setting -> what `zoo.optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
+_SEARCHED: SearchSpace = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+    "n_epochs": [1, 2, 3, 5],
+    "clip_range": [0.1, 0.2, 0.3],
+    "max_grad_norm": [0.5, 1.0, 5.0],
+}
+"""What `zoo.optimize` draws for either algorithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +67,8 @@ class OnPolicyConfig:
 
     implementation: ClassVar[str]
     """"module:Class", imported only when a run starts."""
+    search_space: ClassVar[SearchSpace]
+    """Without `zoo.optimize --space`."""
 
     learning_rate: Rate
     """Of the policy; `policy_kwargs value_lr` gives the critic its own."""
@@ -116,6 +127,13 @@ class PPOConfig(OnPolicyConfig):
     """Settings of `zoo.PPO`; the defaults are Stable-Baselines3's where it has the setting."""
 
     implementation: ClassVar[str] = "zoo.algorithms.ppo:PPO"
+    search_space: ClassVar[SearchSpace] = {
+        **_SEARCHED,
+        "gamma": [0.9, 0.95, 0.99, 1.0],
+        "gae_lambda": [0.9, 0.95, 1.0],
+        "ent_coef": {"low": 1e-5, "high": 1e-2, "log": True},
+        "vf_coef": [0.1, 0.5, 1.0],
+    }
 
     # Described above; of these SB3 has no `logprob_level`.
     learning_rate: Rate = 3e-4
@@ -179,6 +197,10 @@ class GRPOConfig(OnPolicyConfig):
     """Settings of `zoo.GRPO`; the group's size is the environment's `group_size`."""
 
     implementation: ClassVar[str] = "zoo.algorithms.grpo:GRPO"
+    search_space: ClassVar[SearchSpace] = {
+        **_SEARCHED,
+        "clip_range_high": [0.2, 0.28, 0.4],
+    }
 
     # Described above; `clip_range_high` is DAPO's.
     learning_rate: Rate = 2e-5
