@@ -270,7 +270,7 @@ def test_a_file_says_spans_and_choices(tmp_path: Path) -> None:
         ("gamma: {low: 0.9, high: 1.5}\n", "gamma"),
         ("ent_coef: {low: 0.0, high: 0.1, log: true}\n", "ent_coef"),
         ("n_epochs: 3\n", "n_epochs"),
-        ("chunk: [4, 8]\n", "-params"),
+        ("chunk: [4, 8]\n", "chunk"),
     ],
 )
 def test_what_cannot_be_searched_is_named(tmp_path: Path, text: str, names: str) -> None:
