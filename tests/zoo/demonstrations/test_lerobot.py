@@ -186,23 +186,6 @@ def test_a_picture_that_is_not_read_says_why(picture: Image.Image, says: str, tm
         read_dataset(tmp_path)
 
 
-@pytest.mark.parametrize(("rows", "limit"), [([0, 0, 0, 1, 1, 1], 40_000), ([0, 1, 0, 0, 1, 1], 80_000)])
-def test_one_episode_of_a_table_is_in_memory(
-    rows: list[int], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """lerobot writes a row group for each episode; where episodes lie in several, those are read together."""
-    root, noise = tmp_path / "d", np.random.default_rng(0).integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
-    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(3)], tried=2)
-    as_images(root, noise)
-    change_table(root, DATA, episode_index=rows)
-    _, pq = lr.parquet()
-    (path,) = root.glob(DATA)
-    pq.write_table(pq.read_table(path), path, row_group_size=3)
-    monkeypatch.setattr(lr, "MOST_BYTES", limit)
-    for number, episode in reversed([*enumerate(read_dataset(root))]):
-        np.testing.assert_array_equal(episode.images["image"], noise[np.array(rows) == number])
-
-
 @pytest.mark.parametrize("kind", ["texts", "pictures", "lists", "numbers"])
 def test_a_small_table_does_not_fill_the_memory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is equal in many rows stands in the file once."""
@@ -222,20 +205,6 @@ def test_a_small_table_does_not_fill_the_memory(kind: str, tmp_path: Path, monke
         lr.read_table(path, ["column"])
     monkeypatch.setattr(lr, "MOST_BYTES", 10_000_000)
     assert lr.read_table(path, ["column"]).column("column").to_pylist() == column.to_pylist()
-
-
-def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
-    root = tmp_path / "d"
-    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
-    (path,) = root.glob("videos/*/*/*.mp4")
-    write_video(path, [np.zeros((3, 16, 16, 3), np.uint8)], fps=20, crf=0)
-    other = root / "videos/observation.images.image/chunk-000/file-001.mp4"
-    write_video(other, [np.zeros((2, 16, 24, 3), np.uint8)], fps=20, crf=0)
-    change_table(root, ROWS, **{"videos/observation.images.image/file_index": [0, 1], FROM: [0.0, 0.0]})
-    first, second = read_dataset(root)
-    assert np.asarray(first.images["image"]).shape == first.images["image"].shape == (3, 16, 16, 3)
-    with pytest.raises(BadValue, match=r"images of several sizes: \[\(16, 16, 3\), \(16, 24, 3\)\]"):
-        np.asarray(second.images["image"])
 
 
 def test_a_video_that_ends_too_early_says_so_when_it_is_read(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-import vla_gym
 from tests.zoo.imitation.test_loss import shown
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import SlotNoise
 from zoo import PPO
-from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.frames import frames_of
-from zoo.imitation.loss import DemonstrationsLoss, imitation_loss, read_frames
+from zoo.imitation.loss import DemonstrationsLoss, imitation_loss
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("pyarrow")
@@ -150,15 +146,3 @@ def test_what_trains_the_critic_alone_imitates_nothing(demos: Path) -> None:
 def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(BadValue, match=match):
         build("ppo", **settings)
-
-
-def test_a_dataset_of_another_rate_is_imitated_with_a_warning(demos: Path, tmp_path: Path) -> None:
-    faster, model, benchmark = tmp_path / "faster", build("ppo"), vla_gym.find_benchmark("Toy-Reach")
-    shutil.copytree(demos, faster)
-    info = json.loads((faster / "meta/info.json").read_text())
-    (faster / "meta/info.json").write_text(json.dumps({**info, "fps": 20}))
-    frames = read_frames([demos], model.policy, benchmark, 4)
-    with pytest.warns(TrainingWarning, match="20 frames per second, the environment 10 steps"):
-        both = read_frames([demos, faster], model.policy, benchmark, 4)
-    assert len(both) == 2 * len(frames)
-    assert both.action_BKA.shape[1:] == (4, 2)

@@ -87,5 +87,4 @@ def test_frames_that_cannot_be_dealt_evenly_are_refused_before_anything_starts(
     assert guarded(sft.run, [*SEEDED, "--dataset", str(demos), "-f", str(tmp_path / "logs")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--batch-size 8 cannot be dealt evenly to 3 ranks" in line
-    assert line.endswith("Nearest allowed: --batch-size 6 or 9 for a new run, or 2 ranks")
     assert not list(tmp_path.iterdir())

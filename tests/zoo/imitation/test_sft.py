@@ -97,27 +97,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert len((run / "command.txt").read_text().splitlines()) == 2
 
 
-def test_a_run_stopped_while_it_is_evaluated_makes_up_for_it(
-    demos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluate, looks = evaluation.evaluate, 0
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal looks
-        looks += 1
-        if looks == 3:  # the one at the end
-            send(signal.SIGTERM)()
-        return evaluate(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "evaluate", interrupted)
-        assert fine_tune(demos, tmp_path) == 0
-    run = only_run(tmp_path)
-    assert (looks, steps(run)) == (3, [7])
-    assert go_on(run) == 0
-    assert_same(run, whole)
-
-
 @pytest.mark.parametrize(
     ("family", "options"), [("nano-flow", None), pytest.param("openvla-oft", LORA, marks=pytest.mark.thorough)]
 )
