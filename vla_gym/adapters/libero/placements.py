@@ -54,7 +54,7 @@ class Ride:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placing:
+class StartRange:
     """One object and the range it may start in; a fixture is an obstacle that stays in its place."""
 
     name: str
@@ -90,14 +90,15 @@ class StartRegions:
     arm: tuple[int, ...]
     """Addresses of the arm's joint positions."""
     spans: tuple[JointSpan, ...]
-    placings: tuple[Placing, ...]
+    placings: tuple[StartRange, ...]
     """In upstream's order."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StartRegions:
         """Rebuild from `dataclasses.asdict` after a trip through a cached file."""
         placings = (
-            Placing(**{**placing, "ride": placing["ride"] and Ride(**placing["ride"])}) for placing in data["placings"]
+            StartRange(**{**placing, "ride": placing["ride"] and Ride(**placing["ride"])})
+            for placing in data["placings"]
         )
         spans = tuple(JointSpan(**span) for span in data["spans"])
         return cls(**{**data, "spans": spans, "placings": tuple(placings)})
@@ -125,7 +126,7 @@ def draw_start(regions: StartRegions, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([[0.0], qpos, np.zeros(regions.num_velocities)])
 
 
-def draw_poses(placings: Sequence[Placing], shares: Sequence[float], rng: Uniform) -> dict[int, np.ndarray]:
+def draw_poses(placings: Sequence[StartRange], shares: Sequence[float], rng: Uniform) -> dict[int, np.ndarray]:
     """Draw address -> position and quaternion `[7]` of every object that is no fixture.
 
     Args:
@@ -134,7 +135,7 @@ def draw_poses(placings: Sequence[Placing], shares: Sequence[float], rng: Unifor
         rng: gives, for every place tried, x and y; then one angle for each turn.
     """
     for _ in range(MOST_SCENES):
-        placed: dict[str, tuple[Placing, np.ndarray]] = {}
+        placed: dict[str, tuple[StartRange, np.ndarray]] = {}
         poses: dict[int, np.ndarray] = {}
         for placing in placings:
             position_3 = _find_place(placing, placed, shares, rng)
@@ -149,7 +150,7 @@ def draw_poses(placings: Sequence[Placing], shares: Sequence[float], rng: Unifor
 
 
 def _find_place(
-    placing: Placing, placed: dict[str, tuple[Placing, np.ndarray]], shares: Sequence[float], rng: Uniform
+    placing: StartRange, placed: dict[str, tuple[StartRange, np.ndarray]], shares: Sequence[float], rng: Uniform
 ) -> np.ndarray | None:
     """A position `[3]` clear of the placed objects; None where none was found."""
     base_3 = np.array(placing.base_3)
@@ -167,14 +168,14 @@ def _find_place(
     return None
 
 
-def _overlap(placing: Placing, position_3: np.ndarray, other: Placing, other_3: np.ndarray) -> bool:
+def _overlap(placing: StartRange, position_3: np.ndarray, other: StartRange, other_3: np.ndarray) -> bool:
     """Upstream's test, which takes the object placed later for the higher one."""
     apart_3 = position_3 - other_3
     near = math.hypot(apart_3[0], apart_3[1]) <= other.radius + placing.radius
     return near and bool(apart_3[2] <= other.top - placing.bottom)
 
 
-def _draw_quat(placing: Placing, rng: Uniform) -> np.ndarray:
+def _draw_quat(placing: StartRange, rng: Uniform) -> np.ndarray:
     """Quaternion `[4]` as upstream writes it: (x, y, z, w), into the place where MuJoCo reads (w, x, y, z).
 
     The published start states have it so, and the objects' axes and angles are chosen for it.

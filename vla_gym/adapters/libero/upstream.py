@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_gym.adapters.libero.goals import Condition, as_comparison
 from vla_gym.adapters.libero.osc import ArmIndex
-from vla_gym.adapters.libero.placements import JointSpan, Placing, Ride, StartRegions
+from vla_gym.adapters.libero.placements import JointSpan, Ride, StartRange, StartRegions
 from vla_gym.adapters.libero.tasks import LAYOUT_SEED
 
 FIXTURES, IN_REGIONS = "MultiRegionRandomSampler", ("TableRegionSampler", "Libero100TableRegionSampler")
@@ -191,19 +191,19 @@ def _spans(domain: Any) -> Iterator[JointSpan]:
         )
 
 
-def _in_workspace(domain: Any, sampler: Any) -> Placing:
+def _in_workspace(domain: Any, sampler: Any) -> StartRange:
     (thing,) = sampler.mujoco_objects
     kind = type(sampler).__name__
     if kind == FIXTURES and domain.is_fixture(thing.name):
         body = domain.sim.model.body_name2id(thing.root_body)
         place_3 = domain.sim.model.body_pos[body].tolist()
-        return Placing(name=thing.name, qpos=None, base_3=tuple(place_3), **_cylinder(thing))
+        return StartRange(name=thing.name, qpos=None, base_3=tuple(place_3), **_cylinder(thing))
     if kind not in IN_REGIONS:
         raise NotImplementedError(f"LIBERO's {kind} of {thing.name} has no counterpart here")
     return _movable(domain, sampler, np.array(sampler.reference_pos, dtype=np.float64))
 
 
-def _on_places(domain: Any, samplers: Any, spans: tuple[JointSpan, ...]) -> Iterator[Placing]:
+def _on_places(domain: Any, samplers: Any, spans: tuple[JointSpan, ...]) -> Iterator[StartRange]:
     """Objects on or in a part of a fixture, and objects on other objects."""
     for name, sampler in samplers.samplers.items():
         arguments = samplers.sample_args[name]
@@ -227,14 +227,14 @@ def _movable(
     on: str | None = None,
     ride: Ride | None = None,
     shrink: bool = True,
-) -> Placing:
+) -> StartRange:
     """`shrink`: whether this kind of sampler heeds `ensure_object_boundary_in_range`."""
     (thing,) = sampler.mujoco_objects
     cylinder = _cylinder(thing)
     margin = cylinder["radius"] if shrink and sampler.ensure_object_boundary_in_range else 0.0
     x, y, z = (float(number) for number in base_3)
     (x_range,), (y_range,) = sampler.x_ranges, sampler.y_ranges
-    return Placing(
+    return StartRange(
         name=thing.name,
         qpos=int(domain.sim.model.get_joint_qpos_addr(thing.joints[-1])[0]),
         base_3=(x, y, z + float(sampler.z_offset) - cylinder["bottom"]),

@@ -37,7 +37,7 @@ LONG_GRASP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class TaskProgress:
     """State of the task after one step."""
 
     success: bool = False
@@ -55,10 +55,10 @@ class Progress:
         return 0.1 * self.grasped + 0.1 * self.held + 1.0 * (self.success and self.grasped)
 
 
-def task_progress(before: Progress, *, grasping: bool, on_plate: bool) -> Progress:
+def task_progress(before: TaskProgress, *, grasping: bool, on_plate: bool) -> TaskProgress:
     """Return the progress after a step that ends with the object (or not) in the gripper and on the plate."""
     in_hand = before.steps_in_hand + 1 if grasping else 0
-    return Progress(
+    return TaskProgress(
         success=on_plate,
         grasped=before.grasped or grasping,
         held=before.held or in_hand >= LONG_GRASP,
@@ -152,11 +152,11 @@ class Plate25Simulator:
         target, plate = self._layout.placed[self._layout.target], self._layout.placed[self._layout.plate]
         self._object_box = world_box(target.thing.size, rotation(self._object))
         self._plate_box = world_box(plate.thing.size, rotation(self._plate))
-        self._progress, self._steps = Progress(), 0
+        self._progress, self._steps = TaskProgress(), 0
         return self._state_hash()
 
     def step(self, action_A: np.ndarray) -> SimStep:
-        """Advance 1/5 s. The reward is the change of `Progress.level`; success ends an episode only on demand."""
+        """Advance 1/5 s. The reward is the change of `TaskProgress.level`; success ends an episode only on demand."""
         self._scene.arm.set_action(np.asarray(action_A, dtype=np.float64) * self._units_A)
         self._scene.run(SUBSTEPS)
         self._steps += 1

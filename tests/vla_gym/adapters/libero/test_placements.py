@@ -11,8 +11,8 @@ import pytest
 
 from vla_gym.adapters.libero.placements import (
     JointSpan,
-    Placing,
     Ride,
+    StartRange,
     StartRegions,
     draw_poses,
     draw_start,
@@ -20,7 +20,7 @@ from vla_gym.adapters.libero.placements import (
 )
 
 HALF = math.sqrt(0.5)
-CUP = Placing(
+CUP = StartRange(
     name="cup",
     qpos=2,
     base_3=(1.0, 2.0, 0.5),
@@ -64,7 +64,7 @@ def test_a_thing_lies_in_its_region_turned_as_upstream_writes_it() -> None:
 def test_a_place_that_is_taken_is_left() -> None:
     # The fixture stands at x = 1, y = 2.2: the first try is on its centre, the second 0.06 beside it (the radii add up
     # to 0.06, which still touches), the third 0.08.
-    block = Placing(name="block", qpos=None, base_3=(1.0, 2.2, 0.5), radius=0.03, bottom=-0.1, top=0.1)
+    block = StartRange(name="block", qpos=None, base_3=(1.0, 2.2, 0.5), radius=0.03, bottom=-0.1, top=0.1)
     tries = [0.5, 0.5, 0.8 - 1e-9, 0.5, 0.9, 0.5]
     (pose_7,) = draw_poses([block, CUP], [], Script([*tries, 0.0])).values()
     np.testing.assert_allclose(pose_7[:3], [1.08, 2.2, 0.5])
@@ -79,7 +79,7 @@ def test_a_place_that_is_taken_is_left() -> None:
 def test_things_go_onto_things_and_into_drawers() -> None:
     # Half open, the drawer is half way; the spoon stands on the cup, wherever that is.
     egg = dataclasses.replace(CUP, name="egg", qpos=9, ride=Ride(span=0, way_3=(0.2, 0.0, -0.1)))
-    spoon = Placing(name="spoon", qpos=16, base_3=(0.0, 0.0, 0.3), on="cup", radius=0.01, bottom=0, top=0)
+    spoon = StartRange(name="spoon", qpos=16, base_3=(0.0, 0.0, 0.3), on="cup", radius=0.01, bottom=0, top=0)
     poses = draw_poses([CUP, egg, spoon], [0.5], Script([0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.1, 0.1]))
     np.testing.assert_allclose(poses[2][:3], [0.9, 2.0, 0.5])
     np.testing.assert_allclose(poses[9][:3], [1.1, 2.2, 0.45])

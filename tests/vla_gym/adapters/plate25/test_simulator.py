@@ -19,7 +19,7 @@ sapien = pytest.importorskip("sapien")
 
 from vla_gym.adapters.plate25.assets import STAND_IN_ARM  # noqa: E402
 from vla_gym.adapters.plate25.simulator import (  # noqa: E402
-    Progress,
+    TaskProgress,
     grips,
     lies_on,
     task_progress,
@@ -138,7 +138,7 @@ def lay_on_plate(sim: Any) -> None:
 
 
 def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
-    from vla_gym.adapters.plate25.simulator import Progress
+    from vla_gym.adapters.plate25.simulator import TaskProgress
 
     sim = simulator()
     sim.reset(START)
@@ -147,7 +147,7 @@ def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Pat
     sim.step(STILL)
     lying = sim.step(STILL)
     assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, False)
-    sim._progress = Progress(grasped=True)
+    sim._progress = TaskProgress(grasped=True)
     assert sim.step(STILL).reward == pytest.approx(1.0)
 
 
@@ -256,7 +256,7 @@ def test_grips() -> None:
 
 
 def test_levels_and_memory() -> None:
-    state, paid = Progress(), []
+    state, paid = TaskProgress(), []
     #          grasping, on plate
     script = [(0, 1), (1, 0), (0, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 1), (0, 0), (0, 1)]
     for grasping, on_plate in script:
