@@ -101,9 +101,13 @@ def read_json(path: Path) -> Any:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raises `BadValue` where there is none."""
-    values = read_json(path)
+    return as_object(read_json(path), path)
+
+
+def as_object(values: Any, where: object) -> dict[str, Any]:
+    """Return a JSON value that is an object; raises `BadValue` for another, naming `where` it comes from."""
     if not isinstance(values, dict):
-        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
+        raise BadValue(f"'{where}' must hold a JSON object, got {type(values).__name__}")
     return values
 
 

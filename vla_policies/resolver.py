@@ -25,6 +25,7 @@ from vla_policies.checkpoint_io.folder import (
     ADAPTER_CONFIG,
     ADAPTER_SETTINGS,
     CONFIG_FILE,
+    HASH,
     OWN_KEY,
     has_weights,
     read_config,
@@ -203,7 +204,8 @@ class PolicyRef:
         """Raise `BadValue` where a file of the folder, or its adapter's base, is not what the manifest says."""
         if self.manifest is None or self.folder is None:
             return
-        check_manifest(self.folder, self.manifest, instead=_UNVERIFIED)
+        known = {path: content for (kind, path), content in self.files.items() if kind == HASH}
+        check_manifest(self.folder, self.manifest, known=known, instead=_UNVERIFIED)
         if self.adapter is not None and self.model is not None:
             check_base(self.folder, self.manifest, self.model.folder)
 

@@ -5,6 +5,7 @@ A file of settings is read once while a folder is opened (`read_once`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import read_json_object
+from vla_gym.reading import MOST_BYTES, as_object, decoded, parse_json, read_bytes, read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -28,6 +29,8 @@ OWN_KEY = "vla_zoo"
 """Key of a published layout's `config.json` under which a folder that this project wrote keeps its own settings."""
 
 _Content = TypeVar("_Content")
+HASH = "sha256"
+"""Kind of what `reading_once` keeps beside content: SHA-256 of the bytes that `read_settings` read."""
 _READ: ContextVar[dict[tuple[str, Path], Any] | None] = ContextVar("read", default=None)
 
 
@@ -55,7 +58,10 @@ def read_once(path: Path, reader: Callable[[Path], _Content]) -> _Content:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, its sizes checked."""
-    values = read_json_object(path)
+    data = read_bytes(path, most=MOST_BYTES)
+    if (read := _READ.get()) is not None:
+        read[HASH, path] = hashlib.sha256(data).hexdigest()
+    values = as_object(parse_json(decoded(data, path), path), path)
     check_sizes(values, path)
     return values
 
