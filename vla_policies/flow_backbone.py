@@ -22,6 +22,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies.actions.flow import (
     FlowSettings,
+    flow_cps_law,
     flow_sde_law,
     flow_times,
     gaussian_entropy,
@@ -207,7 +208,8 @@ class FlowBackbone(Backbone):
         if self.flow.scheme == "flow_noise":
             mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length)
             return mean_BHD, self.learned_std(denoised.hidden_BHE)
-        law = flow_sde_law(self.flow.num_steps, self.flow.noise_level)
+        scheme = flow_cps_law if self.flow.scheme == "flow_cps" else flow_sde_law
+        law = scheme(self.flow.num_steps, self.flow.noise_level)
         std_J, pull_J = (upload(law_J.float(), x_BHD.device) for law_J in law)
         mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length, pull_J[step_B])
         return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)

@@ -23,7 +23,7 @@ INPUTS = PolicyInputs(
     text_mask_BL=torch.ones(6, 1, dtype=torch.bool),
     state_BS=None,
 )
-SCHEMES = ("flow_sde", "flow_noise")
+SCHEMES = ("flow_sde", "flow_cps", "flow_noise")
 
 
 class LinearFlow(FlowBackbone):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 
-FlowScheme = Literal["flow_sde", "flow_noise"]
+FlowScheme = Literal["flow_sde", "flow_cps", "flow_noise"]
 """Source of a decision's randomness; see `FlowSettings.scheme`."""
 Joint = Literal["sum", "mean"]
 EvalNoise = Literal["fixed", "random"]
@@ -39,10 +39,10 @@ class FlowSettings:
     num_steps: int = 4
     """J, denoising steps of a decision."""
     scheme: FlowScheme = "flow_sde"
-    """"flow_sde": one step, drawn per sample, adds noise of a fixed size, the others follow the ODE; "flow_noise":
-    every step adds noise whose size a small network learns."""
+    """"flow_sde": one step, drawn per sample, adds noise of a fixed size, the others follow the ODE; "flow_cps": the
+    same with other sizes, see `flow_cps_law`; "flow_noise": every step adds noise whose size a small network learns."""
     noise_level: float = 0.5
-    """a of Flow-SDE, the standard deviation of its first step (0.3 to 0.5 are published)."""
+    """a of Flow-SDE, the standard deviation of its first step (0.3 to 0.5 are published), or of Flow-CPS, below 1."""
     noise_std: tuple[float, float] = (0.08, 0.16)
     """Smallest and largest standard deviation Flow-Noise may learn."""
     joint: Joint = "sum"
@@ -50,7 +50,7 @@ class FlowSettings:
     sum divided by J + 1 (the published choice, which counts the initial noise as a term: a ratio is then
     the (J + 1)-th root of the true one, and a clip range that much looser)."""
     last_step_random: bool = True
-    """Whether Flow-SDE may choose the last step, the one with the least noise."""
+    """Whether Flow-SDE may choose the last step, the one with the least noise (Flow-CPS never does)."""
     eval_noise: EvalNoise = "fixed"
     """Start of a deterministic decision: "fixed", one noise for all observations, so that equal observations
     give equal actions; "random", fresh noise from torch's generator (published)."""
@@ -61,16 +61,17 @@ class FlowSettings:
                 f"num_steps must be >= 1, and >= 2 where the last step may not be the random one, got {self.num_steps}"
             )
         low, high = self.noise_std
-        if not 0 < self.noise_level <= MOST_NOISE or not 0 < low < high:
+        most = 1 if self.scheme == "flow_cps" else MOST_NOISE
+        if not 0 < self.noise_level <= most or not 0 < low < high:
             raise BadValue(
-                f"noise_level must be > 0 and at most {MOST_NOISE}, noise_std two rising numbers > 0, got "
+                f"noise_level must be > 0 and at most {most}, noise_std two rising numbers > 0, got "
                 f"{self.noise_level} and {list(self.noise_std)}"
             )
 
     @property
     def num_random_steps(self) -> int:
         """Number of steps, from the first on, among which the one random step is drawn."""
-        return self.num_steps if self.last_step_random else self.num_steps - 1
+        return self.num_steps if self.last_step_random and self.scheme != "flow_cps" else self.num_steps - 1
 
 
 def flow_times(num_steps: int) -> Tensor:
@@ -88,6 +89,14 @@ def flow_sde_law(num_steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
     time_J = 1.0 - torch.arange(num_steps, dtype=torch.float64) / num_steps
     variance_J = noise_level**2 * time_J / (1.0 - time_J).clamp(min=1.0 / num_steps) / num_steps
     return variance_J.sqrt(), variance_J / (2.0 * time_J)
+
+
+def flow_cps_law(num_steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
+    """The same of coefficients-preserving sampling: noise estimate and fresh noise get the weights
+    (t - 1 / J) cos(pi a / 2) and (t - 1 / J) sin(pi a / 2); the last step is left without noise."""
+    next_J = 1.0 - torch.arange(1, num_steps + 1, dtype=torch.float64) / num_steps
+    angle = 0.5 * math.pi * noise_level
+    return next_J * math.sin(angle), next_J * (1.0 - math.cos(angle))
 
 
 def step_mean(x_BHD: Tensor, velocity_BHD: Tensor, time_B: Tensor, step: float, pull_B: Tensor | None = None) -> Tensor:

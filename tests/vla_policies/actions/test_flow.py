@@ -7,6 +7,7 @@ from vla_gym.errors import BadValue
 from vla_policies.actions.flow import (
     FlowSettings,
     bounded_std,
+    flow_cps_law,
     flow_sde_law,
     flow_times,
     gaussian_entropy,
@@ -66,6 +67,14 @@ def test_the_published_weights_give_the_same_mean() -> None:
             time_B = torch.full((2,), time, dtype=torch.float64)
             got = step_mean(x, velocity, time_B, delta, pull_J[step].expand(2))
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_flow_cps_keeps_the_size_of_the_noise() -> None:
+    std_J, pull_J = flow_cps_law(4, 0.5)
+    next_J = torch.tensor([0.75, 0.5, 0.25, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(std_J.square() + (next_J - pull_J).square(), next_J.square())
+    assert std_J[-1] == 0
+    assert FlowSettings(scheme="flow_cps").num_random_steps == 3
 
 
 def test_times_run_from_noise_to_action() -> None:
