@@ -37,7 +37,7 @@ from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
 from zoo.algorithms.arguments import bound_arguments, constructor_signature
 from zoo.algorithms.losses import PolicyScorer, PPOLoss
-from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
+from zoo.algorithms.reference_policy import Reference, check_reference, check_start
 from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.training_warnings import TrainingWarnings, UpdateHealth, in_half_precision
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
@@ -277,7 +277,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         A checkpoint keeps it; a model that was saved and loaded does not.
         """
         if self._reference is None:
-            self._reference = make_reference(self.policy, self.config.kl_reference)
+            self._reference = Reference(self.policy, self.config.kl_reference)
         return self._reference
 
     @property

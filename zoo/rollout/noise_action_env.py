@@ -43,7 +43,7 @@ class NoiseActionVecEnv(VecEnvWrapper):
     the H actions it predicts; with `repeat=False` float32 `[H * D]`. Observation: float32 `[E + S]`, the flow head's
     mean hidden state at t = 1 and x = 0, and the proprioception. The policy's weights do not change.
 
-    :param policy: of a flow family: pi0, pi05, smolvla, nano-flow. Observes and acts as the environment does; pictures
+    :param policy: of a flow family: pi0, pi05, smolvla, nano-flow. Observes and acts as the environment does; images
         of another size are scaled to its own.
     :param bound: largest size of each number of noise, b_W: 1 for pi0 in the authors' code. Beyond about 2 the policy
         has hardly been trained.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
+import vla_gym
 from tests.zoo.stand_ins import Rows
-from tests.zoo.training.test_checkpoint import StopIn, build
+from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from zoo import PPO
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -62,3 +66,37 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     _, policy = named(model)
     assert not any(torch.equal(policy[name], tensor) for name, tensor in policy_before.items())
     assert all(parameter.requires_grad for parameter in model.policy.parameters())
+
+
+@pytest.mark.processes
+def test_the_count_survives_a_checkpoint(tmp_path: Any):
+    settings = {"critic_warmup_updates": 3}
+    whole = learn(build("ppo", **settings), 420)
+    assert [row["train/critic/warmup"] for row in whole[:4]] == [1.0, 1.0, 1.0, 0.0]
+    stopped = build("ppo", **settings)
+    before = learn(stopped, 420, StopIn(3, 2))
+    folder = save_checkpoint(stopped, tmp_path)
+    resumed = build("ppo", **settings)
+    load_checkpoint(resumed, folder)
+    assert len(before) == 2
+    assert same(before + learn(resumed, 420, resumed=True), whole)
+
+
+@pytest.mark.parametrize(("family", "chunk"), [("openvla-oft", 2), ("nano-flow", 2), ("pi05", 2)])
+def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=chunk, seed=0)
+    model = PPO(
+        "VLAPolicy", envs, n_steps=2, device="cpu", seed=0,
+        policy_kwargs={"backbone": family, "backbone_kwargs": {"size": "tiny"}},
+    )  # fmt: skip
+    sample = model.policy.act(model.env.reset())
+    result = model.policy.evaluate(model.env.reset(), sample.record)
+    critic = list(model.policy.backbone.critic_parameters())
+    assert critic
+    if result.logprob_BKA.requires_grad:
+        used = torch.autograd.grad(result.logprob_BKA.sum(), critic, allow_unused=True, retain_graph=True)
+        assert all(gradient is None or not gradient.any() for gradient in used)
+    assert any(
+        gradient is not None and gradient.any()
+        for gradient in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
+    )

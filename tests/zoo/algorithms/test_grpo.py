@@ -293,3 +293,35 @@ def test_episodes_of_further_rounds_count_towards_the_refusal():
     model.max_barren_episodes = 3 * model.env.num_envs
     with pytest.raises(NothingToLearn, match=f"in {3 * model.env.num_envs} episodes"):
         model.learn(1, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize(
+    ("loss_weight", "level", "losers", "winner"),
+    [
+        # Three losers of 4 decisions x 6 tokens, a winner of 4 tokens: 76 of them in 13 decisions.
+        ("token", "token", 24 / 76, 4 / 76),
+        ("constant", "token", 1 / 4, 4 / 24 / 4),
+        # 13 chunks, of which a whole episode has 4.
+        ("token", "sequence", 4 / 13, 1 / 13),
+        ("constant", "chunk", 1 / 4, 1 / 4 / 4),
+        ("trajectory", "sequence", 1 / 4, 1 / 4),
+    ],
+)
+def test_what_an_episode_weighs(loss_weight: str, level: str, losers: float, winner: float):
+    model = two_groups(loss_weight=loss_weight, logprob_level=level)
+    model.compute_returns_and_advantages(collected())
+    buffer = model.chunk_buffer
+    weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0) / 13
+    assert weight_N.tolist() == pytest.approx([losers, winner, losers, losers] + [0.0] * 4)
+
+
+@pytest.mark.filterwarnings("ignore:AllGroupsDead")
+def test_a_run_without_a_single_success_is_refused_with_advice():
+    model = standing_still()
+    episodes = model.env.num_envs
+    model.max_barren_episodes = 2 * episodes
+    model.learn(1, reset_num_timesteps=False)
+    assert model._barren_episodes == episodes
+    with pytest.raises(NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"):
+        model.learn(1, reset_num_timesteps=False)
+    assert model.counters().no_signal_episodes == model._barren_episodes

@@ -366,3 +366,16 @@ def test_vla_policies_train_and_are_evaluated_under_stable_baselines3s_own_code(
     model.learn(32)
     mean, _ = evaluate_policy(model, envs, n_eval_episodes=4)
     assert 0 <= mean <= 1
+
+
+@pytest.mark.parametrize("level", ["token", "chunk"])
+def test_parts_of_a_minibatch_make_the_same_step(level: str):
+    """Gathered from three parts of two, the gradient is that of the whole minibatch."""
+    weights = []
+    for micro in (None, 2):
+        model = scripted(batch_size=6, n_epochs=3, logprob_level=level, micro_batch_size=micro, target_kl=10.0)
+        model.learn(1)
+        weights.append([parameter.detach() for parameter in model.policy.parameters()])
+        assert model._n_updates == 3
+    for whole, gathered in zip(*weights, strict=True):
+        torch.testing.assert_close(gathered, whole, rtol=1e-5, atol=1e-7)

@@ -17,6 +17,7 @@ from tests.zoo.training.test_checkpoint import build, learn
 from vla_gym.errors import BadValue, UnknownName
 from zoo import GRPO, PPO
 from zoo.algorithms.losses import PPOLoss, reference_kl
+from zoo.algorithms.reference_policy import Reference
 from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -150,3 +151,19 @@ def test_while_the_critic_warms_up_the_reference_is_left_alone():
     assert rows(model) == []
     model.learn(1, reset_num_timesteps=False)
     assert rows(model) == [0.0]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_copy_takes_memory_for_what_trains_alone(quantization: str | None):
+    options = {**LORA["backbone_kwargs"], "quantization": quantization}
+    policy = make("ppo", policy_kwargs={**LORA, "backbone_kwargs": options}).policy
+    reference = Reference(policy, "copy")
+
+    def memory(one: Any, *, trained: bool) -> set[int]:
+        names = [name for name, p in policy.named_parameters() if p.requires_grad]
+        return {x.data_ptr() for name, x in one.state_dict().items() if (name in names) == trained}
+
+    assert memory(reference._policy, trained=False) == memory(policy, trained=False)
+    assert not memory(reference._policy, trained=True) & memory(policy, trained=True)
+    assert any(p.requires_grad for p in policy.parameters())
+    assert not any(p.requires_grad for p in reference._policy.parameters())

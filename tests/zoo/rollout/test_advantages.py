@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 import vla_gym
 from tests.zoo.algorithms.test_ppo import SCRIPTS
 from tests.zoo.stand_ins import Rows, StandInPolicy, scripted_envs
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
 from zoo.config.algorithm_configs import GroupAdvantage
 from zoo.distributed.process_group import ProcessGroup
@@ -190,3 +190,18 @@ def test_values_of_steps_weigh_the_same_in_every_episode() -> None:
     assert buffer.value_scale_TN.unique().tolist() == pytest.approx([4 / 7])
     write_loss_weights(buffer, buffer.executed_TN > 0, "token", "trajectory", ProcessGroup())
     torch.testing.assert_close(buffer.value_scale_TN, torch.tensor([[4 / 9, 4 / 6], [4 / 9, 0], [4 / 6, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"reward_level": "step"}, UnknownName, "action"),
+        ({"value_level": "token"}, UnknownName, "action"),
+        ({"reward_level": "chunk", "value_level": "action"}, BadValue, "reward_level='action' too"),
+        ({"logprob_level": "chunk"}, BadValue, "one ratio"),
+        ({"logprob_level": "sequence"}, BadValue, "one ratio"),
+    ],
+)
+def test_levels_that_do_not_go_together_are_refused(kwargs: dict[str, Any], error: type, match: str):
+    with pytest.raises(error, match=match):
+        scripted(**kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows
-from tests.zoo.training.test_checkpoint import TINY
+from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
 from zoo import PPO
 from zoo.rollout.collector import decisions_of_an_episode
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -77,3 +79,18 @@ def test_optimiser_steps_of_an_update(masked: bool) -> None:
     scored = int((model.chunk_buffer.executed_TN > 0).sum())
     (taken,) = {int(state["step"]) for state in model.policy.optimizer.state.values()}
     assert taken == (24 // 8 if masked else -(-scored // 8))
+
+
+@pytest.mark.processes
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    settings = {"rounds_per_update": 2, "loss_weight": "trajectory", "masked_minibatches": True}
+    whole = learn(build("ppo", **settings), 400)
+    stopped = build("ppo", **settings)
+    before = learn(stopped, 400, StopIn(3, 2))
+    folder = save_checkpoint(stopped, tmp_path)
+    resumed = build("ppo", **settings)
+    load_checkpoint(resumed, folder)
+    after = learn(resumed, 400, resumed=True)
+    assert before
+    assert after
+    assert same(before + after, whole)
