@@ -324,4 +324,4 @@ def test_a_run_without_a_single_success_is_refused_with_advice():
     assert model._barren_episodes == episodes
     with pytest.raises(NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"):
         model.learn(1, reset_num_timesteps=False)
-    assert model.counters().no_signal_episodes == model._barren_episodes
+    assert model._barren_episodes == 2 * episodes
