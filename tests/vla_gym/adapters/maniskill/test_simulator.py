@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vla_gym.adapters.maniskill.tasks import TASKS, maniskill_benchmark
+from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
 from vla_gym.workers.sub_env import SubEnv
@@ -120,7 +121,8 @@ def test_states_success_and_pictures_are_upstreams(pick: Any) -> None:
 
 def test_success_is_paid_and_stops_a_chunk(pick: Any) -> None:
     """The goal is laid on the cube: the first step ends in success, the other seven are not run."""
-    slot = SubEnv(pick, maniskill_benchmark("ManiSkill/PickCube").tasks, RewardRule())
+    layout = ObservationLayout(cameras=("image",), image_size=SIZE, state_dim=9)
+    slot = SubEnv(pick, maniskill_benchmark("ManiSkill/PickCube").tasks, RewardRule(), layout)
     slot.reset(StartState(task_id=0, trial_id=0))
     pick._env.goal_site.set_pose(pick._env.cube.pose)
     report = slot.step(np.zeros((8, 7), dtype=np.float32))
