@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -42,11 +42,9 @@ from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.training_warnings import TrainingWarnings, UpdateHealth, in_half_precision
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
 from zoo.config.algorithm_configs import CreditLevel, OnPolicyConfig
-from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.fsdp import check_learnable, offloaded_state
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
-from zoo.imitation.loss import DemonstrationsLoss, read_frames
 from zoo.rollout.buffer import ChunkRolloutBuffer, Step
 from zoo.rollout.collector import (
     RolloutCollector,
@@ -60,6 +58,9 @@ from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
 from zoo.runs.train_state import ATTRIBUTES, Counters, TrainState, observation_arrays, rng_state, set_rng_state
+
+if TYPE_CHECKING:  # only runs beside demonstrations load them
+    from zoo.imitation.loss import DemonstrationsLoss
 
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "_rollout_source"),
@@ -161,8 +162,11 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.noise_seed = self.process_group.broadcast_object(seed)
         if self.process_group.size > 1:
             self.seed = self.noise_seed
-        for folder in self.config.bc_folders:
-            check_dataset(folder)
+        if self.config.bc_folders:
+            from zoo.demonstrations.lerobot_reader import check_dataset
+
+            for folder in self.config.bc_folders:
+                check_dataset(folder)
         with built_for(self.device):
             super()._setup_model()
         self.clip_range = FloatSchedule(self.config.clip_range)  # type: ignore[arg-type]
@@ -288,6 +292,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         """
         config = self.config
         if config.bc_coef and self._demonstrations is None:
+            from zoo.imitation.loss import DemonstrationsLoss, read_frames
+
             self._demonstrations = DemonstrationsLoss(
                 read_frames(config.bc_folders, self.policy, self.envs.benchmark, self.envs.chunk),
                 coef=config.bc_coef,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import BadValue
 from vla_gym.specs import StartState, Task
+from vla_gym.video import VideoGrid
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup, own_block
 from zoo.evaluation.evaluator import (
@@ -24,11 +28,15 @@ from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 
+_logger = logging.getLogger(__name__)
+
 EVALUATED_SHARE = 0.1
 """Simulator steps that evaluations before the end may add by default, as a share of those of training."""
 MOST_BEFORE_THE_END = 5
 """Evaluations before the end by default, the one before training included."""
 
+VIDEO_EPISODES = 9
+"""Episodes of a video, three by three."""
 ASKING_SECONDS = 1.0
 """How often a rank that evaluates asks whether another one is to stop."""
 
@@ -196,3 +204,15 @@ def of_all_ranks(
         raise Stopped
     parts = process_group.all_gather_object([asdict(episode) for episode in own])
     return [EpisodeRecord(**episode) for part in parts for episode in part]
+
+
+def write_video(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
+    """Write a video of a run and return its path; None, with a warning, where it cannot be written.
+
+    Days of training do not end for want of ffmpeg.
+    """
+    try:
+        return grid.write(path, fps=fps)
+    except BadValue as error:
+        _logger.warning("warning: %s", error)
+        return None

@@ -21,14 +21,12 @@ from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
 from zoo.runs.monitor import MonitorFile
 from zoo.runs.progress import Progress
-from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.checkpoint import load_checkpoint
-from zoo.training.evaluation import Evaluator, evaluations_before_the_end
+from zoo.training.evaluation import VIDEO_EPISODES, Evaluator, evaluations_before_the_end, write_video
 from zoo.training.run_plan import RunPlan, TrainJob, log_plan
 from zoo.training.setup import join_run, make_envs, make_model, open_run_folder, run_log, training_share
 from zoo.training.trainer import Trainer
-from zoo.training.video import EPISODES, TrainingVideo, write_video
 
 _logger = logging.getLogger(__name__)
 _MOST_ADVISED = 1000
@@ -79,7 +77,7 @@ class RLTrainer(Trainer):
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,
-            recorded_episodes=EPISODES if self.job.evaluation_video else 0,
+            recorded_episodes=VIDEO_EPISODES if self.job.evaluation_video else 0,
             # Few evaluations far apart leave the memory to training.
             keeps_simulators=self.config.eval_freq is not None,
         )
@@ -98,6 +96,8 @@ class RLTrainer(Trainer):
         cleanup.callback(file.close)
         callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
         if self.job.video_freq:
+            from zoo.training.video import TrainingVideo
+
             callbacks.append(TrainingVideo(self.job.video_freq, self.videos, fps=self._fps))
         return callbacks
 
@@ -131,6 +131,8 @@ class RLTrainer(Trainer):
 
     def _next_steps(self, video: Path | None, shows: str, num_starts: int, evaluated: int) -> str:
         """Return the next commands, then what there is to look at; `evaluated` of `num_starts` start states were."""
+        from zoo.runs.report_page import report_of  # brings jinja2
+
         run = quoted(self.run.path)
         look = f"zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
         if evaluated >= num_starts:

@@ -9,27 +9,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from vla_gym.errors import BadValue
 from vla_gym.observation import decode_instruction
 from vla_gym.video import VideoGrid
 from zoo.rollout.buffer import Step
+from zoo.training.evaluation import VIDEO_EPISODES, write_video
 
 _logger = logging.getLogger(__name__)
-
-EPISODES = 9
-"""Episodes of a video, three by three."""
-
-
-def write_video(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
-    """Write a video of a run and return its path; None, with a warning, where it cannot be written.
-
-    Days of training do not end for want of ffmpeg.
-    """
-    try:
-        return grid.write(path, fps=fps)
-    except BadValue as error:
-        _logger.warning("warning: %s", error)
-        return None
 
 
 class TrainingVideo(BaseCallback):
@@ -70,7 +55,7 @@ class TrainingVideo(BaseCallback):
             if self._grid is not None:
                 self._record(self._grid, step, row, env)
             self._at_start_N[env] = step.done_n[row]
-        if self._grid is not None and len(self._grid) == EPISODES and all(tile is None for tile in self._tile_N):
+        if self._grid is not None and len(self._grid) == VIDEO_EPISODES and all(tile is None for tile in self._tile_N):
             self._write()
         return True
 
@@ -79,7 +64,7 @@ class TrainingVideo(BaseCallback):
             self._write()
 
     def _record(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
-        if self._at_start_N[env] and len(grid) < EPISODES:
+        if self._at_start_N[env] and len(grid) < VIDEO_EPISODES:
             self._tile_N[env] = self._begun
             grid.begin(self._begun, decode_instruction(step.obs["instruction"][row]))
             grid.add(self._begun, step.obs["image"][row], solved=False)

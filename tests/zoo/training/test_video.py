@@ -11,7 +11,8 @@ from vla_gym import make_vec
 from vla_gym.video import VideoGrid
 from zoo import GRPO, PPO
 from zoo.training import video
-from zoo.training.video import EPISODES, TrainingVideo
+from zoo.training.evaluation import VIDEO_EPISODES
+from zoo.training.video import TrainingVideo
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny", "width": 32, "heads": 2}}
 
@@ -42,7 +43,7 @@ def test_a_video_has_the_first_nine_episodes_from_their_first_frame(written: dic
     learn(PPO, 16 * 9, TrainingVideo(10_000, Path("unused"), fps=10.0), n_steps=9, batch_size=36, n_epochs=1)
     (grid,) = written.values()
     assert list(written) == ["training_0.mp4"]
-    assert len(grid) == EPISODES
+    assert len(grid) == VIDEO_EPISODES
     lengths = [len(tile.frames) for tile in grid.tiles.values()]
     # One frame before the first decision and one after each.
     assert all(2 <= length <= 4 for length in lengths)
@@ -60,7 +61,7 @@ def test_videos_come_every_so_many_steps(written: dict[str, VideoGrid]) -> None:
 def test_groups_are_recorded_round_by_round(written: dict[str, VideoGrid]) -> None:
     learn(GRPO, 60, TrainingVideo(10_000, Path("unused"), fps=10.0), rollouts_per_update=3, batch_size=8)
     (grid,) = written.values()
-    assert len(grid) == EPISODES
+    assert len(grid) == VIDEO_EPISODES
     # The first four are one group: they begin in one picture.
     first = [grid.tiles[tile].frames[0] for tile in range(4)]
     assert all((picture == first[0]).all() for picture in first)
