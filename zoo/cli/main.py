@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
     "serve": ("zoo.serve", "a policy for robots and other simulators, over WebSockets"),
     "optimize": ("zoo.optimize", "search for better settings with Optuna"),
-    "plot": ("zoo.plot", "learning curves of runs, as a picture"),
+    "plot": ("zoo.plot", "learning curves of runs, as an image"),
     "report": ("zoo.report", "one page about a run that opens without a network"),
     "completion": ("zoo.completion", "a script that completes vla-zoo's commands and flags in a shell"),
     "push_to_hub": ("zoo.push_to_hub", "publish a run on the Hugging Face Hub, with a model card"),

@@ -95,7 +95,7 @@ def test_a_changed_suite_takes_what_options_it_knows(suite: str) -> None:
         (["--eval-env", "Toy-Reach/1", "--eval-episodes", "51"], "more than the 50 start states of Toy-Reach/1"),
         (["--eval-rounds", "2"], "--eval-rounds 2 would play every start state 2 times alike"),
         (["--eval-rounds", "2"], "sample with --eval-stochastic or --eval-temperature T"),
-        (["--eval-temperature", "0"], "must be a number above 0"),
+        (["--eval-temperature", "0"], "must be above 0"),
         (["--eval-env-kwargs", "protocol"], "--eval-env-kwargs wants key:value, got 'protocol'"),
         (["--eval-env-kwargs", "horizon:3"], "horizon"),
         (["--policy", "nano-flow", "--eval-temperature", "1"], "temperature is of action tokens"),
