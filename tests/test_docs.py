@@ -180,6 +180,6 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(targets) > 15
     here = re.compile(r"https://(?:github\.com|raw\.githubusercontent\.com)/vla-zoo/vla-zoo/(?:blob/|tree/)?main/(.+)")
-    paths = [found.group(1) if (found := here.match(target)) else target for target in targets]
+    paths = [found.group(1) for target in targets if (found := here.match(target))]
     assert [path for path in paths if not (ROOT / path.partition("#")[0]).exists()] == []
     assert [target for target in targets if not target.startswith("https://")] == []

@@ -99,7 +99,8 @@ def type_words(annotation: Any) -> str:
     """Return an annotation in words: "whole number, at least 1", "number or schedule", "token, action or chunk"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return f"{type_words(arguments[0])}{range_words(arguments[1])}"
+        limit = arguments[1]
+        return f"{type_words(arguments[0])}{range_words(limit) if isinstance(limit, Range) else f', {limit.words}'}"
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(type_words(argument) for argument in arguments))
     if origin is Literal:
