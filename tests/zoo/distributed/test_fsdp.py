@@ -22,7 +22,6 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.distributed.fsdp import (
     check_learnable,
-    launch_in_words,
     learning_copy,
     offloaded_state,
     shard,
@@ -223,21 +222,6 @@ def test_a_gpu_has_the_memory_while_it_rests() -> None:
     assert next(net.parameters()).is_cuda
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({}, "1 process"),
-        ({"WORLD_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "no"}, "4 processes"),
-        (
-            {"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16"},
-            "8 processes, sharded (FSDP2), bf16",
-        ),
-    ],
-)
-def test_a_launch_in_words(environment: dict[str, str], words: str) -> None:
-    assert launch_in_words(environment) == words
-
-
 def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("FSDP_")]:
         monkeypatch.delenv(name)
@@ -325,43 +309,3 @@ def test_the_learning_policy_hands_its_trained_weights_over(alone: DeviceMesh) -
     assert torch.equal(acting.weight, before)
     sync_weights(learning, acting)
     torch.testing.assert_close(acting.weight.detach(), before - 1.0)
-
-
-LAST_RANK = """
-import os, sys, torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-from vla_gym.errors import LostRank
-from zoo.distributed.fsdp import whole
-from zoo.distributed.process_group import join
-
-group, _ = join("cpu")
-cut = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)])
-assert whole(cut).tolist() == [0, 1, 2, 3]
-if group.rank:
-    os._exit(0)
-try:
-    whole(cut)
-except LostRank as error:
-    print("lost:", error, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_gathering_without_the_other_rank_says_that_it_is_lost() -> None:
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAST_RANK],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    first, _ = (rank.communicate(timeout=120)[0] for rank in ranks)
-    assert first.strip().endswith(
-        "lost: another process of the run, or its launcher, ended; its own message says why"
-    ), first

@@ -85,12 +85,6 @@ def test_a_loss_in_parts_steps_as_a_whole_does():
     assert weight.tolist() == pytest.approx([1 - 0.4, 2.0])
 
 
-def test_a_learner_knows_whom_it_serves():
-    learner, _ = make()
-    assert learner.serves(learner.policy, learner.raw_optimizer)
-    assert not learner.serves(nn.Module(), learner.raw_optimizer)
-
-
 def test_frozen_parameters_and_buffers_are_never_sent():
     module = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
     module[0].weight.requires_grad_(False)

@@ -39,11 +39,9 @@ def test_all_is_every_role_on_every_rank():
     ("asked", "size", "former", "fits"),
     [
         ("all", 1, "all", True),
-        ("all", 3, "all", True),
         ("env=0,rollout=0,actor=0", 1, "all", True),
         ("all", 1, "env=0,rollout=0,actor=0", True),
         ("all", 2, "env=0,rollout=0,actor=1", False),
-        ("all", 1, "env=0-1,rollout=2,actor=3", False),
         ("env=0,rollout=0,actor=1", 2, "all", False),
         ("env=0,rollout=0,actor=1", 2, "env=0-1,rollout=2,actor=3", True),
     ],
@@ -85,7 +83,6 @@ def test_one_env_rank_serves_several_rollout_ranks():
         ("0-3", "env=0-1,rollout=2,actor=3, got '0-3'"),
         ("env=0,rollout=1", "lacks actor"),
         ("env=0,env=1,rollout=2,actor=3", "each role once"),
-        ("env=0-1,rollout=two,actor=3", "'two'"),
         ("env=1-0,rollout=2,actor=3", "'1-0'"),
         ("env=0,0,rollout=2,actor=3", "each once, got '0'"),
         ("env=0-1,rollout=2,actor=4", "names rank 4, but the run has 4 processes"),
@@ -94,18 +91,12 @@ def test_one_env_rank_serves_several_rollout_ranks():
         ("env=0-2,rollout=3,4,actor=5", "3 env ranks are not dealt evenly to 2 rollout ranks"),
         ("env=0,rolout=1,actor=2", "Did you mean 'rollout'"),
         ("env=all,rollout=all,actor=0-999999999999", "at most 65536 processes"),
-        (f"env=all,rollout=all,actor=0-{'9' * 5000}", "at most 65536 processes"),
     ],
 )
 def test_misfits_say_why(text: str, named: str):
     with pytest.raises(VLAZooError) as caught:
         parse_placement(text, 6 if "5" in text else 4)
     assert named in str(caught.value)
-
-
-def test_a_single_process_is_told_how_to_start_more():
-    with pytest.raises(BadValue, match=r"has 1 process\. Start it with: accelerate launch --num_processes 4"):
-        parse_placement("env=0-1,rollout=2,actor=3", 1)
 
 
 def test_shares_must_divide_for_every_role():
@@ -130,11 +121,6 @@ def test_blocks_and_overlaps():
     assert overlap(block(0, 2, 12), block(1, 3, 12)) == range(4, 6)
     assert overlap(block(1, 2, 12), block(1, 3, 12)) == range(6, 8)
     assert len(overlap(block(0, 2, 12), block(2, 3, 12))) == 0
-
-
-def test_columns_follow_rounds():
-    # Of sub-environments 4..7, two rounds: 5 and 6 are columns 1, 2 of the first and 5, 6 of the second.
-    assert columns_of(range(5, 7), range(4, 8), 2).tolist() == [1, 2, 5, 6]
 
 
 def buffer(num_envs: int, rounds: int) -> ChunkRolloutBuffer:
@@ -196,11 +182,6 @@ def config(num_envs: int, group_size: int = 1) -> RunConfig:
 def test_groups_are_shared_out_in_order():
     shares = [training_share(config(24, 4), ProcessGroup(rank, 3)) for rank in range(3)]
     assert shares == [{"num_envs": 8, "group_offset": 2 * rank, "num_groups": 6} for rank in range(3)]
-
-
-def test_a_group_is_never_cut():
-    with pytest.raises(BadValue, match="Nearest allowed: --num-envs 8 or 16"):
-        training_share(config(12, 4), ProcessGroup(0, 2))
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4), (1, 8), (0, 2)])

@@ -22,8 +22,3 @@ def test_the_same_weights_are_known_anywhere_and_others_are_not(tmp_path: Path) 
     assert weights_sha256(step) == best
     for number, others in enumerate(({"model": "abd"}, {"model": "abcd", "value_head": ""}, {"model": "abc"})):
         assert weights_sha256(written(tmp_path / str(number), **others)) != best
-
-
-def test_what_is_no_folder_of_weights_has_none(tmp_path: Path) -> None:
-    assert weights_sha256(tmp_path) is None
-    assert weights_sha256(tmp_path / "org" / "name") is None

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +11,9 @@ from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from zoo.runs.folder import (
     RunFolder,
-    commit_note,
     create_run_folder,
-    describe_machine,
     describe_run,
     locked,
-    longer,
 )
 
 CONFIG = toy_config(
@@ -52,12 +47,6 @@ def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> No
         create_run_folder(tmp_path / "file", "ppo", "Toy-Reach")
 
 
-def test_the_configuration_survives_the_folder(run: RunFolder) -> None:
-    assert run.config() == CONFIG
-    assert CONFIG.chunk == 8
-    assert CONFIG.group_size == 2
-
-
 def test_a_run_that_goes_on_keeps_its_first_flags_and_all_commands(run: RunFolder) -> None:
     longer = replace(CONFIG, n_timesteps=200)
     describe_run(run, config=longer, args={"env": None}, command=["python", "-i", "x"], protocol={})
@@ -65,49 +54,6 @@ def test_a_run_that_goes_on_keeps_its_first_flags_and_all_commands(run: RunFolde
     assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
     assert yaml.safe_load((run.path / "args.yml").read_text()) == {"env": CONFIG.env}
     assert run.config() == longer
-
-
-def test_the_commit_is_this_projects_own(tmp_path: Path) -> None:
-    own, others = tmp_path / "zoo", tmp_path / ".venv" / "site-packages" / "zoo"
-    for package in (own, others):
-        package.mkdir(parents=True)
-        assert commit_note(package) == ""
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert re.fullmatch(", commit [0-9a-f]{12}", commit_note(own))
-    assert commit_note(others) == ""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("algo: ppo", "algoo: ppo", "Did you mean 'algo'"),
-        ("seed: 1\n", "", "lacks seed"),
-        ("num_envs: 4", "num_envs: 3", "group_size"),
-        ("seed: 1\n", "seed: 4294967296\n", "seed"),
-    ],
-)
-def test_a_damaged_configuration_is_refused(run: RunFolder, old: str, new: str, message: str) -> None:
-    file = run.path / "config.yml"
-    file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(ValueError, match=message):
-        run.config()
-
-
-def test_a_kill_while_a_run_is_described_anew_leaves_its_description(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_off(path: Path, text: str, **_: object) -> None:
-        with path.open("w") as file:
-            file.write(text[:3])
-        raise OSError(28, "No space left on device")
-
-    before = {file.name: file.read_bytes() for file in run.path.iterdir()}
-    monkeypatch.setattr(Path, "write_text", cut_off)
-    with pytest.raises(OSError, match="No space"):
-        describe_run(run, config=replace(CONFIG, n_timesteps=200), args={}, command=["x"], protocol={"x": 2})
-    assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
 
 
 def test_own_videos_are_those_without_departures_oldest_first(tmp_path: Path) -> None:
@@ -121,15 +67,6 @@ def test_own_videos_are_those_without_departures_oldest_first(tmp_path: Path) ->
     assert [video.name for video in run.own_videos()] == own
 
 
-@pytest.mark.parametrize(("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)])
-def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
-    assert longer(asked, done) == advised
-
-
 def test_one_process_trains_in_a_run(run: RunFolder) -> None:
     with locked(run), pytest.raises(BadValue, match="being trained by another process"), locked(run):
         pass
-
-
-def test_the_machine_in_words() -> None:
-    assert re.fullmatch(r"\d+ cores of .+, [\d.]+ GiB, H100", describe_machine("H100"))

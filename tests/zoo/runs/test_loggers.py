@@ -35,16 +35,6 @@ def test_the_screen_shows_success_first_and_blanks_for_what_is_missing(
     assert second.split() == ["1024"]
 
 
-def test_the_headings_come_again_and_fit_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    table = ScreenTable("grpo")
-    for step in range(21):
-        table.write({"train/loss": 0.0}, {}, step)
-    headings = [line for line in capsys.readouterr().out.splitlines() if "steps" in line]
-    assert len(headings) == 2
-    assert "groups" in headings[0]
-    assert "value" not in headings[0]
-
-
 def test_what_is_no_update_makes_no_row_but_messages_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -34,11 +34,6 @@ def test_a_folder_of_rounds_names_the_run_of_the_newest(tmp_path: Path) -> None:
         find_run(str(tmp_path))
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match="no run folder"):
-        find_run(str(tmp_path))
-
-
 @pytest.mark.parametrize("missing", ["args.yml", "config.yml"])
 def test_the_file_that_a_run_lacks_is_named(run: RunFolder, missing: str) -> None:
     run.best.mkdir()

@@ -25,13 +25,6 @@ def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
     assert frame["r"].tolist() == [1.0, 0.0]
 
 
-def test_rows_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
-    file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(finished(0.0, 5, task_id=2), 20)
-    assert len(load_results(str(tmp_path))) == 1
-    file.close()
-
-
 def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
     first = MonitorFile(tmp_path, "Toy-Reach")
     for at in (10, 20, 30):

@@ -33,19 +33,6 @@ def test_a_bar_that_is_off_is_silent(capsys: pytest.CaptureFixture[str]) -> None
     assert (capsys.readouterr().out, stream.getvalue()) == ("a line\n", "")
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_unless_asked_the_bar_is_shown_on_a_terminal(terminal: bool) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return terminal
-
-    stream = Stream()
-    progress = Progress(100, on=None, stream=stream)
-    progress.to(70)
-    progress.close()
-    assert ("70/100" in stream.getvalue()) == terminal
-
-
 def test_lines_are_printed_once_by_the_rank_that_writes(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_screen()
     log_to_screen()
@@ -54,13 +41,3 @@ def test_lines_are_printed_once_by_the_rank_that_writes(capsys: pytest.CaptureFi
     with silent(on=False):
         LOGGER.warning("of the first")
     assert capsys.readouterr().out == "of the first\n"
-
-
-def test_an_output_that_nobody_reads_any_more_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr("sys.stdout", Closed())
-    with pytest.raises(BrokenPipeError):
-        LOGGER.info("a line")

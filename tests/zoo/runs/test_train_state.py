@@ -34,14 +34,6 @@ def test_drawing_again_after_going_back_gives_the_same_numbers():
     assert draw() == first
 
 
-def test_taking_the_state_draws_nothing():
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    rng_state()
-    assert torch.rand(1) == expected
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_run_of_a_gpu_goes_on_without_one():
     saved = rng_state()
@@ -73,16 +65,6 @@ def test_counters_are_filed_under_the_names_they_always_had():
     assert counters.needs_reset is True
     assert (counters.no_signal_updates, counters.no_signal_episodes) == (1, 8)
     assert json.loads(json.dumps(counters.to_json())) == FILED
-
-
-def test_counters_of_ppo_have_none_of_grpos():
-    filed = {
-        name: value
-        for name, value in FILED.items()
-        if name not in ("_needs_reset", "_barren_updates", "_barren_episodes")
-    }
-    assert Counters.from_json(filed).needs_reset is None
-    assert Counters.from_json(filed).to_json() == filed
 
 
 def state(numbers: list[int], **env: Any) -> TrainState:
@@ -128,11 +110,6 @@ def test_ranks_states_join_and_part_again():
     assert part.last_obs["image"].tolist() == [1, 2]
     assert (part.counters, part.episodes, part.successes) == (first.counters, ({"r": 1.0},), (1.0,))
     assert part.starts == joined.starts == first.starts, "counts are of all ranks already"
-
-
-def test_one_process_has_nothing_to_gather():
-    alone = state([0])
-    assert alone.gather(ProcessGroup()) is alone
 
 
 def test_a_state_of_another_number_of_environments_is_refused():

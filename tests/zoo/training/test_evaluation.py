@@ -46,10 +46,6 @@ def evaluator(envs: VLAVectorEnv, process_group: ProcessGroup, asked: list[bool]
     return Evaluator(CONFIG, tasks, lambda: policy, lambda: asked[0], process_group, envs=envs, recorded_episodes=0)
 
 
-def test_it_plays_every_start_state_while_nobody_is_asked(envs: VLAVectorEnv) -> None:
-    assert len(evaluator(envs, Flags(), [False])()) == 4
-
-
 def test_a_rank_that_is_asked_to_stop_tells_the_others(envs: VLAVectorEnv) -> None:
     flags = Flags()
     with pytest.raises(Stopped):

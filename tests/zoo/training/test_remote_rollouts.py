@@ -177,9 +177,3 @@ def test_rollouts_are_requested_as_far_ahead_as_staleness_allows(pairs: Any):
     assert seen == [0, 0, 0, 1]
     requests = [(request["rollouts"], request["version"]) for request in pair.channel.sent]
     assert requests == [([0, 1, 2], 0), ([3], 1), ([4], 2), ([5], 3)]
-
-
-def test_every_byte_of_the_trained_weights_is_counted(pairs: Any):
-    pair = pairs()
-    size = sum(tensor.nbytes for tensor in trained(pair.learner.policy).values())
-    assert pair.collect().metrics["placement/weights_mb"] == size / 1e6

@@ -10,7 +10,6 @@ import pytest
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, MissingDependency
 from zoo.config.run_config import RunConfig
-from zoo.training import run_plan
 from zoo.training.run_plan import (
     RunPlan,
     arithmetic_lines,
@@ -18,7 +17,6 @@ from zoo.training.run_plan import (
     dry_run_text,
     hopeless_start,
     memory_lines,
-    short_of_a_rollout,
     start_warnings,
 )
 
@@ -59,15 +57,6 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
         RunPlan.resolve(plan.config, num_ranks=2)
 
 
-def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    config = toy_config(
-        n_timesteps=100, num_envs=2, placement="env=0,rollout=0,actor=1", algo_kwargs={"rounds_per_update": 2}
-    )
-    with pytest.raises(BadValue, match="leave out --placement"):
-        RunPlan.resolve(config)
-
-
 def test_the_memory_of_a_sharded_run_is_that_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     config = toy_config(n_timesteps=100, num_envs=2, device="cpu")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -99,11 +88,6 @@ def test_fresh_weights_on_a_robot_that_is_paid_for_success_alone() -> None:
     assert "zoo.collect --expert" in said
 
 
-def test_an_agent_that_knows_the_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "agents_for", lambda env: ["agents/ppo/A", "agents/sft/A"])
-    assert "--policy agents/sft/A" in (hopeless_start(config()) or "")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -116,18 +100,6 @@ def test_an_agent_that_knows_the_task_is_named(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_others_may_well_learn(changes: dict[str, Any]) -> None:
     assert hopeless_start(config(**changes)) is None
-
-
-def test_fewer_steps_than_a_rollout() -> None:
-    # 4 environments x 8 decisions of 4 steps are 128.
-    said = short_of_a_rollout(RunPlan.resolve(config(n_timesteps=127)), 0)
-    assert said is not None
-    assert said.startswith("127 simulator steps are less than one rollout: the run makes a whole one, of up to 128.")
-    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=128)), 0) is None
-    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 200) is not None
-    # All was done: what is left is its last evaluation.
-    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 300) is None
-    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 320) is None
 
 
 def test_a_run_that_goes_on_is_not_told_of_its_start() -> None:

@@ -63,12 +63,6 @@ def test_what_was_fetched_is_here_and_checked(hub: LoopbackHub) -> None:
     assert not any("/resolve/" in request for request in hub.requests)
 
 
-def test_offline_the_size_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    assert start_lines(config_of())[0].endswith(f"{HUB_ID}: not cached, a download of a size not known offline")
-
-
 def test_without_a_network_a_dry_run_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
@@ -96,13 +90,6 @@ def test_weights_that_do_not_fit_the_recipe_are_refused_by_the_dry_run(tmp_path:
         start_lines(config_of(f"policy:{{checkpoint: {folder}}}"))
     with pytest.raises(BadValue, match="neither a folder here nor a Hub id"):
         config_of("policy:{checkpoint: ./nowhere}")
-
-
-def test_a_horizon_below_the_chunk_is_refused(tmp_path: Path) -> None:
-    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", "physical-intelligence/libero")
-    run = ["--env", "LIBERO-Spatial", "--policy", "pi0", "--seed", "0"]
-    with pytest.raises(BadValue, match="predicts 4 actions"):
-        start_lines(config_of(f"policy:{{checkpoint: {folder}, options: {{horizon: 4}}}}", run=run))
 
 
 def test_fresh_weights_say_so() -> None:

@@ -67,14 +67,6 @@ def test_groups_are_recorded_round_by_round(written: dict[str, VideoGrid]) -> No
     assert all((picture == first[0]).all() for picture in first)
 
 
-def test_a_run_that_goes_on_is_recorded_when_the_next_video_is_due(written: dict[str, VideoGrid]) -> None:
-    recorder = TrainingVideo(10_000, Path("unused"), fps=10.0)
-    model = learn(PPO, 60, recorder, n_steps=3, batch_size=12, n_epochs=1)
-    written.clear()
-    model.learn(60, callback=TrainingVideo(10_000, Path("unused"), fps=10.0), reset_num_timesteps=False)
-    assert written == {}
-
-
 def test_the_end_of_training_writes_what_there_is(tmp_path: Path) -> None:
     learn(PPO, 1, TrainingVideo(1, tmp_path, fps=10.0), n_steps=1, batch_size=4, n_epochs=1)
     assert (tmp_path / "training_0.mp4").stat().st_size > 1000

@@ -100,12 +100,3 @@ def test_an_evaluation_skips_no_cell() -> None:
     assert [one.category for one in said] == [WorkerRestarted] * 2
     assert [(one.task_id, one.trial_id) for one in episodes] == [(c.task_id, c.trial_id) for c in cells]
     assert all(one.length > 0 for one in episodes)
-
-
-def test_an_evaluation_raises_by_default() -> None:
-    envs = make_vec("Toy-Reach", 3, chunk=4, num_workers=2, autoreset_mode="disabled")
-    try:
-        with pytest.raises(WorkerFailed, match=r"SIGKILL.*Toy-Reach, slot \d, task 0"):
-            evaluate(Assassin(envs, 2), envs, choose_start_states(envs.benchmark.tasks, 12))
-    finally:
-        envs.close()
