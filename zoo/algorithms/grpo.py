@@ -20,7 +20,7 @@ from zoo.config.algorithm_configs import GRPOConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import discounted_sum, group_advantage, groups_with_signal, write_loss_weights
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig, GroupCollector, GroupConfig
+from zoo.rollout.collector import CollectorConfig, GroupCollector
 from zoo.rollout.stats import GroupOutcome, RolloutStats, TrainingEpisode
 
 
@@ -79,11 +79,9 @@ class GRPO(VLAOnPolicyAlgorithm):
         return GroupCollector(
             **self._collector_arguments(policy),
             config=CollectorConfig(num_decisions=self.n_steps, num_rounds=self.num_rounds),
-            groups=GroupConfig(
-                group_size=self.group_size,
-                max_extra_rounds=self.config.resample_dead_groups,
-                has_signal=self.has_signal,
-            ),
+            group_size=self.group_size,
+            max_extra_rounds=self.config.resample_dead_groups,
+            has_signal=self.has_signal,
         )
 
     def compute_returns_and_advantages(self, stats: RolloutStats) -> None:

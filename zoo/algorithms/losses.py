@@ -13,8 +13,7 @@ from zoo.config.algorithm_configs import CreditLevel, LogprobLevel, ValueClip
 from zoo.distributed.learner import Scorer
 from zoo.imitation.frames import Frames
 from zoo.imitation.loss import imitation_loss
-from zoo.rollout.buffer import Minibatch
-from zoo.rollout.log_prob_levels import entropies, step_values, to_level, weighted_loss
+from zoo.rollout.buffer import Minibatch, step_values, to_level
 
 
 def clipped_surrogate(
@@ -28,11 +27,9 @@ def clipped_surrogate(
     """Return max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)), ratio = exp(logprob - old_logprob).
 
     Schulman et al. 2017 (PPO, arXiv:1707.06347, eq. 7), as a loss. Bounds may differ ("clip-higher": Yu et
-    al. 2025, DAPO, arXiv:2503.14476). `advantage` must broadcast to
-    `logprob`.
+    al. 2025, DAPO, arXiv:2503.14476). `advantage` must
+    broadcast to `logprob`.
     """
-    if logprob.shape != old_logprob.shape:
-        raise ValueError(f"logprob is {tuple(logprob.shape)}, old_logprob {tuple(old_logprob.shape)}")
     ratio = torch.exp(logprob - old_logprob)
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
     return -torch.min(advantage * ratio, advantage * clipped)
@@ -59,11 +56,6 @@ def value_loss(
     Huber carries the usual factor 1/2, the square does not (Stable-Baselines3): vf_coef 1 with Huber equals
     vf_coef 0.5 without.
     """
-    if not value.shape == old_value.shape == target.shape:
-        raise ValueError(
-            f"value {tuple(value.shape)}, old_value {tuple(old_value.shape)} and target {tuple(target.shape)} "
-            "must have one shape"
-        )
     if clip is None:
         return _error(value - target, huber_delta)
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
@@ -98,6 +90,27 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
         return difference.square()
     size = difference.abs()
     return torch.where(size < huber_delta, 0.5 * difference.square(), huber_delta * (size - 0.5 * huber_delta))
+
+
+def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
+    """Scalar: mean over decisions of the weighted sum over their elements; plain mean without weights."""
+    if weight_BL is None:
+        return loss_BL.mean()
+    return (loss_BL * weight_BL).sum(dim=1).mean()
+
+
+def entropies(entropy_BKA: Tensor, executed_B: Tensor, level: LogprobLevel, own_level: LogprobLevel) -> Tensor:
+    """Entropies for the elements of `level`, float `[B, L]`, zero where masked.
+
+    Where `own_level` differs, each element of a decision has the mean over the decision's elements at `own_level`, so
+    that a bonus does not grow with `level`, and decisions weigh in it as in the policy loss.
+    """
+    entropy_BL, mask_BL = to_level(entropy_BKA, executed_B, level)
+    if own_level == level:
+        return entropy_BL
+    own_BE, own_mask_BE = to_level(entropy_BKA, executed_B, own_level)
+    mean_B = own_BE.sum(dim=1) / own_mask_BE.sum(dim=1).clamp(min=1)
+    return mean_B[:, None] * mask_BL
 
 
 @dataclass(frozen=True)

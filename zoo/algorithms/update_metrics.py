@@ -20,8 +20,7 @@ from vla_policies.devices import upload
 from zoo.algorithms.losses import LossTerms, PPOLoss, Scores, clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch
-from zoo.rollout.log_prob_levels import importance_weight, to_level
+from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch, importance_weight, to_level
 from zoo.rollout.minibatches import MicroBatch
 
 _TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")

@@ -1,10 +1,13 @@
-"""Advantages: pure estimators that check their shapes, and the loss weights of the rollout buffer.
+"""Advantages: pure estimators, and the loss weights of the rollout buffer.
+
+The policy loss of a batch is `zoo.algorithms.losses.weighted_loss`; the weights alone say what counts how much.
 
 Shape letters: see `vla_gym.specs`; P start states (groups), G members of a group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +15,7 @@ from torch import Tensor
 
 from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, LogprobLevel, LossWeight
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import constant_scale, elements_per_decision, even_scale, trajectory_scale
+from zoo.rollout.buffer import ChunkRolloutBuffer, elements_per_decision
 
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation, as published for GRPO."""
@@ -37,8 +39,6 @@ def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std") -
     "rloo": score - mean of the other G - 1, which is G / (G - 1) times "centred". Kool et al. 2019; Ahmadian et al.
     2024 (RLOO, arXiv:2402.14740, eq. 8).
     """
-    if score_PG.ndim != 2 or score_PG.shape[1] < 2:
-        raise ValueError(f"score_PG must be [starts, group >= 2], got {tuple(score_PG.shape)}")
     centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)
     # The mean of equal floats may differ from them by a rounding error, which the division would blow up.
     alike_P1 = score_PG.amax(dim=1, keepdim=True) == score_PG.amin(dim=1, keepdim=True)
@@ -91,18 +91,6 @@ def gae(
     `[T, N]` (the last is read where truncated only), `terminated_TN`, `truncated_TN` bool `[T, N]`
     (terminated wins where both hold), `last_value_N` value of the observations after the last row.
     """
-    if reward_TN.ndim != 2:
-        raise ValueError(f"reward_TN must be [decisions, envs], got {tuple(reward_TN.shape)}")
-    for name, other in (
-        ("value_TN", value_TN),
-        ("terminated_TN", terminated_TN),
-        ("truncated_TN", truncated_TN),
-        ("final_value_TN", final_value_TN),
-    ):
-        if other.shape != reward_TN.shape:
-            raise ValueError(f"{name} is {tuple(other.shape)}, reward_TN {tuple(reward_TN.shape)}")
-    if last_value_N.shape != reward_TN.shape[1:]:
-        raise ValueError(f"last_value_N is {tuple(last_value_N.shape)}, reward_TN {tuple(reward_TN.shape)}")
     done_TN = terminated_TN | truncated_TN
     next_value_TN = _next_values(value_TN, terminated_TN, truncated_TN, final_value_TN, last_value_N)
     delta_TN = reward_TN + gamma * next_value_TN - value_TN
@@ -134,11 +122,6 @@ def step_gae(
     on + the return after the chunk - the chunk's value: credit per step from one value per chunk. A chunk of which
     nothing was run ends the sum.
     """
-    if reward_TNK.ndim != 3 or reward_TNK.shape != value_TNK.shape:
-        raise ValueError(
-            f"reward_TNK is {tuple(reward_TNK.shape)} and value_TNK {tuple(value_TNK.shape)}, both must be "
-            "[decisions, envs, steps]"
-        )
     inside = gae_lambda if lambda_inside is None else lambda_inside
     done_TN = terminated_TN | truncated_TN
     next_value_TN = _next_values(value_TNK[..., 0], terminated_TN, truncated_TN, final_value_TN, last_value_N)
@@ -196,6 +179,48 @@ def compute_gae(buffer: ChunkRolloutBuffer, last_value_N: Tensor, gamma: float, 
     if own_value_TNK is not None:
         buffer.step_return_TNK = advantage_TNK + value_TNK
     return advantage_TNK
+
+
+Total = Callable[[Tensor], Tensor]
+"""Sum of a tensor over all ranks, elementwise."""
+
+
+def even_scale(elements_M: Tensor, total: Total = Tensor.double) -> float:
+    """The weight of each element of M decisions (all ranks together) with which all count the same.
+
+    The weighted sum over all elements, divided by the number of decisions, is their plain mean. Zero without any.
+    """
+    decisions, elements = total(torch.tensor([len(elements_M), int(elements_M.sum())])).tolist()
+    return float(decisions / elements) if elements else 0.0
+
+
+def trajectory_scale(
+    elements_M: Tensor, trajectory_M: Tensor, total: Total = Tensor.double, *, places: tuple[int, int] | None = None
+) -> Tensor:
+    """Float `[M]`: weights with which every trajectory counts the same, however long it was.
+
+    Each of the B trajectories present gets weight 1/B, spread evenly over its n_b elements: an element of
+    trajectory b weighs M / (B * n_b). Only trajectories among the M decisions count, so a filter does not shrink the
+    rest. `trajectory_M` holds any integers that name the trajectories; M and B are those of all ranks, or `places`:
+    those of all ranks with the masked ones, where a minibatch counts these, too.
+    """
+    names, index_M = torch.unique(trajectory_M, return_inverse=True)
+    per_trajectory = torch.zeros(len(names), device=elements_M.device)
+    per_trajectory.index_add_(0, index_M, elements_M.float())
+    decisions, trajectories = places or total(torch.tensor([len(elements_M), len(names)])).tolist()
+    return decisions / (trajectories * per_trajectory[index_M])
+
+
+def constant_scale(elements_M: Tensor, trajectory_M: Tensor, num_elements: int, total: Total = Tensor.double) -> float:
+    """The weight of each element of M decisions with which the loss of a trajectory is its sum over `num_elements`.
+
+    The divisor is the same for all trajectories, so an element of a long one counts as much as one of a short one and
+    the length has no influence on its sign (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783, section 3.2): each element
+    weighs M / (B * num_elements). M and B are those of all ranks. Zero without any.
+    """
+    counts = torch.tensor([len(elements_M), len(torch.unique(trajectory_M))])
+    decisions, trajectories = total(counts).tolist()
+    return float(decisions / (trajectories * num_elements)) if trajectories else 0.0
 
 
 def write_loss_weights(

@@ -2,12 +2,15 @@
 
 Shape letters: see `vla_gym.specs`; n of this process's N sub-environments; B decisions of a minibatch, L elements of
 a decision (tokens, actions, or 1), U values of a decision (K, or 1), W its K * A tokens, M decisions of an update.
+
+Of a chunk of K steps x A tokens only `executed` steps were run: the others had no effect on the world, so they are
+masked and carry no credit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from vla_gym.errors import BadValue
 from vla_gym.vector.step import EnvStep
 from vla_policies.devices import upload
 from vla_policies.processing.observations import HOST_KEYS
-from vla_policies.types import ActionSample
-from zoo.config.algorithm_configs import LogprobLevel
-from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, importance_weight, to_level
+from vla_policies.types import ActionSample, Evaluation
+from zoo.config.algorithm_configs import STEP_VALUES_LACKING, LogprobLevel
 
 Observation = dict[str, np.ndarray]
 """Arrays, sub-environments first; `instruction` as UTF-8 bytes."""
@@ -45,10 +48,6 @@ class Step:
     def done_n(self) -> np.ndarray:
         """Bool: the episode ended."""
         return self.outcome.done_n
-
-    def followed_by(self, next_obs: Observation) -> Step:
-        """Return the step with another `next_obs`."""
-        return replace(self, next_obs=next_obs)
 
     def spread(self, value_n: np.ndarray, num_envs: int) -> np.ndarray:
         """`value_n` at its sub-environments' indices, zero elsewhere, `[N]`."""
@@ -78,7 +77,7 @@ class Minibatch:
     mask_BL: Tensor
     """Bool: elements that were executed."""
     weight_BL: Tensor
-    """Weight of each element, see `zoo.rollout.log_prob_levels.weighted_loss`."""
+    """Weight of each element, see `zoo.algorithms.losses.weighted_loss`."""
     value_weight_BU: Tensor | None = None
     """Weight of each value, 0 where its step was not executed; None when all count the same."""
     ref_logprob_BW: Tensor | None = None
@@ -211,12 +210,6 @@ class ChunkRolloutBuffer:
             n_envs=columns,
         )
 
-    def take_columns(self, columns: slice, other: ChunkRolloutBuffer, source: slice) -> None:
-        """Overwrite columns by those of another buffer."""
-        collected = other.collected()
-        for name, own in self.collected().items():
-            own[:, columns] = collected[name][:, source]
-
     def collected(self) -> dict[str, Tensor]:
         """The tensors that `write` fills, `[T, N, ...]`, by name: also `obs/<key>` and `record/<key>`."""
         named = {f"obs/{key}": tensor for key, tensor in self.obs.items()}
@@ -346,3 +339,59 @@ class ChunkRolloutBuffer:
                 (self.obs if kind == "obs" else self.record)[key] = zeros
             else:
                 setattr(self, name, zeros)
+
+
+def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
+    """Bool `[B, K]`: step k was run, for `executed_B` (integers, 0 .. K) steps run of each chunk."""
+    return torch.arange(chunk, device=executed_B.device) < executed_B[:, None]
+
+
+def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tuple[Tensor, Tensor]:
+    """Token numbers (log-probabilities, entropies) summed up to `level`, with their mask.
+
+    Returns float `[B, L]` and bool `[B, L]`, L = K * A, K or 1. Elements that were not executed are zero and masked;
+    so is a chunk of which nothing was executed. "sequence" is the mean over the executed tokens of the chunk: its ratio
+    is their geometric mean (Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 7).
+    """
+    mask_BK = executed_mask(executed_B, token_BKA.shape[1])
+    kept_BKA = token_BKA.masked_fill(~mask_BK[..., None], 0.0)
+    if level == "token":
+        return kept_BKA.flatten(1), mask_BK.repeat_interleave(token_BKA.shape[2], dim=1)
+    if level == "action":
+        return kept_BKA.sum(dim=2), mask_BK
+    sum_B1, mask_B1 = kept_BKA.sum(dim=(1, 2))[:, None], mask_BK.any(dim=1, keepdim=True)
+    if level == "chunk":
+        return sum_B1, mask_B1
+    num_tokens_B1 = (mask_BK.sum(dim=1, keepdim=True) * token_BKA.shape[2]).clamp(min=1)
+    return sum_B1 / num_tokens_B1, mask_B1
+
+
+def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel) -> Tensor:
+    """Number of a decision's unmasked elements after `to_level`; shape and dtype of `executed`."""
+    if level == "token":
+        return executed * action_dim
+    return executed if level == "action" else (executed > 0).to(executed.dtype)
+
+
+def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:
+    """Values of every step of the chunk, `[B, K]`; of a chunk of one step that is the state's value."""
+    if result.value_BK is not None:
+        return result.value_BK
+    if chunk == 1:
+        return result.value_B[:, None]
+    raise BadValue(f"{STEP_VALUES_LACKING} (chunk {chunk})")
+
+
+WEIGHT_CAP = 2.0
+"""Elements whose `importance_weight` is above it are left out: RLinf's default for OpenVLA's asynchronous PPO."""
+
+
+def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor) -> Tensor:
+    """Return w = pi_proximal / pi_behaviour of each element, `[B, L]`, without gradient; 0 above `WEIGHT_CAP`.
+
+    For decisions of older weights (behaviour) the policy is kept near the weights at the update's beginning (proximal)
+    while the expectation is corrected (Hilton, Cobbe and Schulman 2022, "Batch size-invariance for policy
+    optimization", arXiv:2110.00641, equation 3). As w > 0, that is PPO's loss with advantage w A.
+    """
+    weight_BL = (proximal_logprob_BL - behaviour_logprob_BL).detach().exp()
+    return torch.where(weight_BL > WEIGHT_CAP, torch.zeros_like(weight_BL), weight_BL)

@@ -25,9 +25,8 @@ from vla_policies.policy import VLAPolicy
 from vla_policies.types import ActionSample
 from zoo.config.algorithm_configs import CreditLevel
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.buffer import ChunkRolloutBuffer, Observation, Step
+from zoo.rollout.buffer import ChunkRolloutBuffer, Observation, Step, step_values
 from zoo.rollout.env_loop import EnvLoop
-from zoo.rollout.log_prob_levels import step_values
 from zoo.rollout.stats import GroupOutcome, GroupStats, PhaseClock, RolloutRecorder, RolloutStats
 
 OnStep = Callable[[Step | None], bool]
@@ -233,24 +232,28 @@ class RolloutCollector:
             return self.policy.predict_values(obs).flatten().cpu()  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupConfig:
-    """Settings of a `GroupCollector` besides `CollectorConfig`."""
-
-    group_size: int
-    """G, adjacent sub-environments that share their start states."""
-    max_extra_rounds: int
-    """Further rounds, at most, that replace groups without signal."""
-    has_signal: Callable[[ChunkRolloutBuffer, Tensor], Tensor]
-    """`(buffer, lost_N) -> bool [P]`: groups an update can learn from."""
-
-
 class GroupCollector(RolloutCollector):
     """Collects rounds in which the members of a group begin in one state."""
 
-    def __init__(self, *args: Any, groups: GroupConfig, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        group_size: int,
+        max_extra_rounds: int,
+        has_signal: Callable[[ChunkRolloutBuffer, Tensor], Tensor],
+        **kwargs: Any,
+    ) -> None:
+        """Take also what groups need.
+
+        Args:
+            group_size: G, adjacent sub-environments that share their start states.
+            max_extra_rounds: further rounds, at most, that replace groups without signal.
+            has_signal: `(buffer, lost_N) -> bool [P]`: groups an update can learn from.
+        """
         super().__init__(*args, **kwargs)
-        self._group_config = groups
+        self._group_size = group_size
+        self._max_extra_rounds = max_extra_rounds
+        self._has_signal = has_signal
         self._groups = _no_groups(self.buffer.columns)
         self._spare: ChunkRolloutBuffer | None = None
 
@@ -270,11 +273,10 @@ class GroupCollector(RolloutCollector):
         A further round goes to a spare buffer; its groups with signal replace those without, in order, and its other
         groups are dropped. So an update has its configured size, or less when the rounds run out.
         """
-        config, groups, num_rounds = self._group_config, self._groups, self._config.num_rounds
+        groups, size, num_rounds = self._groups, self._group_size, self._config.num_rounds
         assert num_rounds is not None
-        size = config.group_size
-        for extra in range(config.max_extra_rounds):
-            signal_P = config.has_signal(self.buffer, groups.lost_N)
+        for extra in range(self._max_extra_rounds):
+            signal_P = self._has_signal(self.buffer, groups.lost_N)
             if signal_P.all():
                 break
             if self._spare is None:
@@ -284,11 +286,13 @@ class GroupCollector(RolloutCollector):
             if not self._group_round(rollout, num_rounds + extra, self._spare, 0, spare, on_step):
                 return False
             groups.extra_rounds += 1
-            spare_signal_P = config.has_signal(self._spare, spare.lost_N)
+            spare_signal_P = self._has_signal(self._spare, spare.lost_N)
             places, sources = (torch.nonzero(mask_P)[:, 0].tolist() for mask_P in (~signal_P, spare_signal_P))
             for place, source in zip(places, sources):
-                columns = slice(place * size, (place + 1) * size)
-                self.buffer.take_columns(columns, self._spare, slice(source * size, (source + 1) * size))
+                columns, taken = place * size + torch.arange(size), slice(source * size, (source + 1) * size)
+                self.buffer.write_columns(
+                    columns, {name: whole[:, taken] for name, whole in self._spare.collected().items()}
+                )
                 groups.outcomes[place] = spare.outcomes[source]
                 groups.lost_N[columns] = False
                 groups.num_resampled += 1
@@ -304,7 +308,7 @@ class GroupCollector(RolloutCollector):
         on_step: OnStep,
     ) -> bool:
         """Collect round `number` into `buffer` from `first_column` on, and add its groups' results."""
-        size = self._group_config.group_size
+        size = self._group_size
         solved_N = np.zeros(self.env.num_envs, dtype=bool)
         start_state_N: list[str] = []
 

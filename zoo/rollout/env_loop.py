@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -143,7 +144,7 @@ class _StageLoop:
                 return
         else:
             step, self._before_reset = self._before_reset, None
-        self.steps.append(step.followed_by(self._of(step.env_n)))
+        self.steps.append(replace(step, next_obs=self._of(step.env_n)))
         self._decide()
 
     def _decide(self) -> None:

@@ -51,8 +51,6 @@ class RolloutData:
     """Where minibatches go."""
     masked: bool = False
     """Whether minibatches are cut from masked places, too."""
-    off_policy: bool = False
-    """Whether decisions may be of older weights than those the update begins with."""
 
     def minibatches(self, epoch: int) -> Iterator[Iterable[MicroBatch]]:
         """Yield the minibatches of a pass, shuffled by `epoch`; equally many, in as many parts, on every rank."""
@@ -61,8 +59,6 @@ class RolloutData:
 
     def recompute_log_probs(self, score: Callable[[Minibatch], Tensor], epoch: int) -> None:
         """Replace the log-probabilities by those of `score`, the training path."""
-        if self.off_policy:
-            self.buffer.keep_behaviour_logprobs()
         # In the update's own micro-batches, equally many on every rank: all ranks score a sharded policy together.
         with torch.no_grad():
             for shard in self._shards(epoch):
@@ -145,14 +141,6 @@ class Columns:
         by_rank = by_rank_TC.reshape(rows, self.num_ranks, -1, self.num_envs)
         return by_rank.transpose(1, 2).reshape(rows, -1)
 
-    def rank_of(self, column_B: Tensor) -> Tensor:
-        """The rank that holds each column."""
-        return column_B // self.num_envs % self.num_ranks
-
-    def own_column(self, column_B: Tensor) -> Tensor:
-        """Place of each column in its rank's buffer."""
-        return column_B // (self.num_envs * self.num_ranks) * self.num_envs + column_B % self.num_envs
-
 
 def even_order(selected_TC: Tensor, rng: np.random.Generator) -> Tensor:
     """Flat indices of the selected decisions (bool `[T, C]`), shuffled and spread evenly over columns, `[M]`.
@@ -177,16 +165,17 @@ def minibatch_shards(
     With `masked` they are cut from all T x C places, unless none is selected: always equally many minibatches, whose
     masked places count in `size` and are not scored.
     """
-    total_columns = selected_TC.shape[1]
-    own_columns = total_columns // columns.num_ranks
+    num_envs, total_columns = columns.num_envs, selected_TC.shape[1]
     cut_from_TC = torch.ones_like(selected_TC) if masked and selected_TC.any() else selected_TC
     for place_B in split_evenly(even_order(cut_from_TC, rng), batch_size):
         index_B = place_B[selected_TC.flatten()[place_B]]
         row_B, column_B = index_B // total_columns, index_B % total_columns
-        rank_B = columns.rank_of(column_B)
+        slot_B, env_B = column_B // num_envs, column_B % num_envs
+        round_B, rank_B = slot_B // columns.num_ranks, slot_B % columns.num_ranks
+        own_column_B = round_B * num_envs + env_B
         own_B = rank_B == columns.rank
         yield MinibatchShard(
-            index_B=row_B[own_B] * own_columns + columns.own_column(column_B[own_B]),
+            index_B=(row_B * (total_columns // columns.num_ranks) + own_column_B)[own_B],
             size=len(place_B),
             most=int(torch.bincount(rank_B, minlength=1).max()),
             num_ranks=columns.num_ranks,

@@ -64,12 +64,6 @@ class TrainingEpisode:
         """Stable-Baselines3's `r`, `l` and `t`, for `ep_info_buffer`."""
         return {"r": self.record.total_reward, "l": float(self.record.length), "t": self.clock}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any], num_timesteps: int) -> TrainingEpisode:
-        """Return an episode of `RolloutRecorder.own`."""
-        names = ("task_id", "trial_id", "success_once", "success_at_end", "total_reward", "length")
-        return cls(num_timesteps, EpisodeRecord(**{name: values[name] for name in names}), values["clock"])
-
 
 @dataclass(frozen=True)
 class GroupOutcome:
@@ -151,13 +145,15 @@ class RolloutRecorder:
                     {
                         "decision": decision,
                         "env": first_env + int(step.env_n[row]),
-                        "task_id": int(outcome.task_id_n[row]),
-                        "trial_id": int(outcome.trial_id_n[row]),
-                        "success_once": bool(stats.success_once),
-                        "success_at_end": bool(stats.success_at_end),
-                        "total_reward": float(stats.total_reward),
-                        "length": int(stats.length),
                         "clock": env.seconds(),
+                        "record": {
+                            "task_id": int(outcome.task_id_n[row]),
+                            "trial_id": int(outcome.trial_id_n[row]),
+                            "success_once": bool(stats.success_once),
+                            "success_at_end": bool(stats.success_at_end),
+                            "total_reward": float(stats.total_reward),
+                            "length": int(stats.length),
+                        },
                     }
                 )
 
@@ -195,7 +191,10 @@ class RolloutRecorder:
             num_decisions=total._counts["decisions"],
             num_sim_steps=num_timesteps - began_at,
             num_lost=total._counts["lost"],
-            episodes=tuple(TrainingEpisode.from_json(episode, after[episode["decision"]]) for episode in ended),
+            episodes=tuple(
+                TrainingEpisode(after[episode["decision"]], EpisodeRecord(**episode["record"]), episode["clock"])
+                for episode in ended
+            ),
             tasks=frozenset(total._tasks),
         )
 

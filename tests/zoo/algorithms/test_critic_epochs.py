@@ -45,14 +45,6 @@ def test_the_policy_is_that_of_no_such_passes():
     assert not any(torch.equal(tensor, other_critic[name]) for name, tensor in critic.items())
 
 
-def test_they_are_made_where_the_policy_was_stopped():
-    model = build("ppo", critic_epochs=3, target_kl=1e-12)
-    model.set_logger(Logger(None, []))
-    updates(model, 1)
-    # The first step is taken, the second minibatch is too far away.
-    assert steps_taken(model) == ({10.0}, {1.0})
-
-
 def test_encodings_are_kept_meanwhile_unless_ranks_share_a_sharded_policy():
     learner = build("ppo").learner
     backbone = learner.policy.backbone

@@ -111,18 +111,6 @@ def test_optimiser_steps_are_constant_with_masked_minibatches(masked: bool, step
     assert all(np.isfinite(value) for value in model.logger.name_to_value.values())
 
 
-@pytest.mark.parametrize(("level", "elements"), [("token", 6), ("action", 3), ("chunk", 1)])
-def test_each_kept_episode_weighs_the_same_and_zero_variance_groups_nothing(level: str, elements: int):
-    model = two_groups(logprob_level=level)
-    model.compute_returns_and_advantages(collected())
-    buffer = model.chunk_buffer
-    weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0)
-    # 13 decisions take part: four of each loser, one of the winner. A quarter of them for each of the 4 episodes.
-    assert (weight_N / 13).tolist() == pytest.approx([0.25] * 4 + [0.0] * 4)
-    assert len(buffer.selected_indices()) == 13
-    assert buffer.element_scale_TN[0, 0].item() == pytest.approx(13 / 4 / (4 * elements))
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
@@ -247,13 +235,6 @@ def test_environments_without_groups_are_refused():
         GRPO("VLAPolicy", vla_gym.make_vec("Toy-Reach", num_envs=4), policy_kwargs=TINY, device="cpu")
 
 
-def test_a_schedule_that_ends_is_refused():
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=4, schedule="grid")
-    model = GRPO("VLAPolicy", envs, policy_kwargs=TINY, device="cpu")
-    with pytest.raises(BadValue, match="schedule='random'"):
-        model.learn(1)
-
-
 def test_grpo_saves_and_loads(tmp_path):
     model = toy(rollouts_per_update=2)
     model.learn(1)
@@ -313,15 +294,3 @@ def test_what_an_episode_weighs(loss_weight: str, level: str, losers: float, win
     buffer = model.chunk_buffer
     weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0) / 13
     assert weight_N.tolist() == pytest.approx([losers, winner, losers, losers] + [0.0] * 4)
-
-
-@pytest.mark.filterwarnings("ignore:AllGroupsDead")
-def test_a_run_without_a_single_success_is_refused_with_advice():
-    model = standing_still()
-    episodes = model.env.num_envs
-    model.max_barren_episodes = 2 * episodes
-    model.learn(1, reset_num_timesteps=False)
-    assert model._barren_episodes == episodes
-    with pytest.raises(NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"):
-        model.learn(1, reset_num_timesteps=False)
-    assert model._barren_episodes == 2 * episodes

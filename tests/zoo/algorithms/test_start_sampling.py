@@ -12,12 +12,7 @@ import pytest
 from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.training.test_checkpoint import build
 from vla_gym.errors import BadValue
-from zoo.algorithms.start_sampling import (
-    StartSampler,
-    reweighted_success,
-    start_probabilities,
-    success_rates,
-)
+from zoo.algorithms.start_sampling import StartSampler, start_probabilities, success_rates
 from zoo.evaluation.evaluator import EpisodeRecord
 
 ignore_alarms = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
@@ -44,11 +39,6 @@ def test_probabilities_follow_p_times_one_minus_p_above_a_uniform_share():
     assert start_probabilities(rate_P, 1.0) == pytest.approx([1 / 3] * 3)
     # What seems hopeless and what seems done keep the uniform share.
     assert start_probabilities(np.array([1e-9, 0.5, 1 - 1e-9]), 0.3).min() == pytest.approx(0.1)
-
-
-def test_success_is_reweighted_to_uniform():
-    # Weights 2, 2 and 4 for a success, a failure and a success: 6 of 8.
-    assert reweighted_success(np.array([1.0, 0, 1]), np.array([0.5, 0.5, 0.25])) == pytest.approx(0.75)
 
 
 def test_counts_forget():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -88,11 +87,6 @@ def test_the_value_clip_ratio_counts_moves_before_clamping():
     assert numbers["train/critic/explained_variance"] == pytest.approx(0.99)
 
 
-def test_the_value_clip_ratio_is_there_without_a_clip_too():
-    free = dataclasses.replace(LOSS, clip_vf=None)
-    assert metrics(free).critic()["train/critic/value_clip_ratio"] == 0.0
-
-
 def test_stable_baselines3s_kl_is_of_the_last_epoch():
     assert metrics().as_sb3()["train/approx_kl"] == pytest.approx(3 - math.log(4))
 
@@ -175,7 +169,3 @@ def test_a_minibatch_of_masked_places_says_nothing_of_the_ratio():
     after = result.as_sb3()
     for name in ("train/approx_kl", "train/clip_fraction"):
         assert after[name] == before[name]
-
-
-def test_without_a_critic_there_is_no_value_loss():
-    assert set(metrics(dataclasses.replace(LOSS, vf_coef=0.0)).critic()) == {"train/critic/explained_variance"}

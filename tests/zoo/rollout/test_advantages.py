@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -45,19 +44,6 @@ def test_a_reward_is_discounted_by_the_decisions_before_it():
     assert discounted_sum(reward_TN, 0.0).tolist() == [1.0, 0.0, 4.0]
 
 
-def test_groups_are_judged_by_themselves():
-    score_PG = torch.tensor([[0.0, 2.0], [10.0, 14.0]])
-    # Unbiased std of {0, 2} is sqrt(2), of {10, 14} sqrt(8): both give +-1/sqrt(2).
-    torch.testing.assert_close(
-        group_advantage(score_PG), torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]) / math.sqrt(2), atol=1e-5, rtol=0
-    )
-
-
-@pytest.mark.parametrize("score", [0.0, 1.0, 0.1])
-def test_a_zero_variance_group_has_exactly_zero_advantage(score: float):
-    assert group_advantage(torch.full((1, 3), score)).tolist() == [[0.0, 0.0, 0.0]]
-
-
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [
@@ -72,16 +58,6 @@ def test_estimates_of_the_same_group(estimator: GroupAdvantage, expected: list[f
     solved, alike = group_advantage(scores_PG, estimator).tolist()
     assert solved == pytest.approx(expected, abs=1e-5)
     assert alike == [0.0] * 4
-
-
-def test_a_group_needs_two_members():
-    with pytest.raises(ValueError, match="group >= 2"):
-        group_advantage(torch.zeros(3, 1))
-
-
-def test_groups_with_signal_are_those_with_winners_and_losers():
-    score_PG = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
-    assert groups_with_signal(score_PG).tolist() == [False, True, False]
 
 
 def test_bounds_drop_groups_by_their_mean_score():
@@ -109,15 +85,6 @@ def test_steps_of_a_scripted_rollout_by_hand():
     expected = [[2**-6, 2**-5, 2**-4], [2**-3 - 1, 2**-2 - 1, 2**-1 - 1], [1 - 2, 2 - 2, 0]]
     assert buffer.step_advantage_TNK[:, 1].tolist() == expected
     assert buffer.return_TN[:, 1].tolist() == [2**-6, 2**-3, 1]
-
-
-def test_the_loss_takes_each_steps_own_advantage():
-    model = scripted(logprob_level="action")
-    model.learn(1)
-    # Ratio 1: the loss is minus the mean advantage of the 15 executed steps.
-    mean = model.chunk_buffer.step_advantage_TNK.sum().item() / 15
-    row = model.logger.output_formats[0].rows[-1]
-    assert row["train/actor/policy_loss"] == pytest.approx(-mean)
 
 
 def test_step_advantages_are_normalised_over_executed_steps():

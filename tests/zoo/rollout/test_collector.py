@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.zoo.stand_ins import CHUNK, DIMS, StandInPolicy, scripted_envs
-from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample
 from zoo.distributed.process_group import ProcessGroup
@@ -78,17 +77,6 @@ def test_steps_and_episodes_are_counted():
     assert [episode.info["r"] for episode in stats.episodes] == [1, 2]
 
 
-def test_every_decision_is_shown_to_on_step():
-    made, seen = collector(CUT_OFF, SOLVED), []
-
-    def on_step(step: Step) -> bool:
-        seen.append((step.outcome.reward_n.tolist(), step.done_n.tolist()))
-        return True
-
-    made.collect(start(made), on_step)
-    assert seen == [([0, 0], [False, False]), ([1, 0], [True, False]), ([0, 2], [False, True])]
-
-
 def test_an_episode_cut_off_by_time_is_bootstrapped_from_where_it_ended():
     made = collector(CUT_OFF, SOLVED)
     made.collect(start(made), go_on)
@@ -153,9 +141,3 @@ def test_rewards_of_steps_are_kept_where_steps_are_credited():
     assert made.buffer.step_reward_TNK[1:].tolist() == [[[1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 2, 0]]]
     assert made.buffer.step_value_TNK is None
     assert collector(CUT_OFF).buffer.step_reward_TNK is None
-
-
-def test_what_steps_need_and_is_not_there_is_named():
-    made = collector(CUT_OFF, reward_level="action", value_level="action")
-    with pytest.raises(BadValue, match="a critic with an output for each step"):
-        made.collect(start(made), go_on)

@@ -14,13 +14,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym import VLAVectorEnv, make_vec
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_policies.types import ActionSample
 from zoo import GRPO, PPO
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import check_share
-from zoo.rollout.env_loop import EnvLoop, joined_samples, sb3_view
+from zoo.rollout.env_loop import EnvLoop, sb3_view
 from zoo.rollout.stats import PhaseClock
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
@@ -136,20 +136,6 @@ def test_what_the_loop_cannot_step_is_refused(make: Callable[[], Any]) -> None:
         sb3_view(make())
 
 
-def test_samples_are_joined_in_order():
-    def sample(numbers: list[float]) -> ActionSample:
-        one_B = torch.tensor(numbers)
-        one_BKA = one_B[:, None, None].expand(-1, 2, 3)
-        return ActionSample(one_BKA, -one_BKA, one_B, {"token": one_BKA.long()}, one_B[:, None].expand(-1, 2))
-
-    both = joined_samples([sample([1.0, 2.0]), sample([3.0])])
-    assert both.value_B.tolist() == [1, 2, 3]
-    assert both.action_BKA[:, 0, 0].tolist() == [1, 2, 3]
-    assert both.record["token"][:, 1, 2].tolist() == [1, 2, 3]
-    assert both.value_BK is not None
-    assert both.value_BK.shape == (3, 2)
-
-
 FORMS: dict[str, Callable[[], Any]] = {
     "made by Gymnasium": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4),
     "without a checker": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4, disable_env_checker=True),
@@ -179,11 +165,6 @@ def test_a_model_takes_another_environment_in_any_form() -> None:
     model.learn(1)
 
 
-def test_a_name_nobody_has_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'Toy-Reach'"):
-        PPO("VLAPolicy", "Toy-Reech", policy_kwargs=TINY)
-
-
 def test_two_ranks_with_the_same_environments_are_refused() -> None:
     envs = make_vec("Toy-Reach", num_envs=4, group_size=2)
     check_share(envs, ProcessGroup())
@@ -191,10 +172,3 @@ def test_two_ranks_with_the_same_environments_are_refused() -> None:
     with pytest.raises(BadValue, match=r"rank 1 of 2 has .* from group 0 on.*group_offset=2, num_groups=4"):
         check_share(envs, ProcessGroup(1, 2))
     check_share(make_vec("Toy-Reach", num_envs=4, group_size=2, group_offset=2), ProcessGroup(1, 2))
-
-
-def test_the_share_is_checked_before_anything_is_collected() -> None:
-    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
-    model.process_group = ProcessGroup(1, 2)
-    with pytest.raises(BadValue, match="which are another rank's"):
-        model.learn(1)

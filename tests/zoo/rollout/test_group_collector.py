@@ -18,7 +18,7 @@ from vla_policies.types import ActionSample
 from zoo.algorithms.grpo import all_outcomes, group_lines
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig, GroupCollector, GroupConfig, RolloutStart, check_shared_start
+from zoo.rollout.collector import CollectorConfig, GroupCollector, RolloutStart, check_shared_start
 from zoo.rollout.stats import GroupOutcome
 
 NUM_DECISIONS = 12 // CHUNK
@@ -47,12 +47,9 @@ def collector(envs: VLAVectorEnv, rounds: int = 1, extra: int = 0, signal: Signa
     buffer = ChunkRolloutBuffer(NUM_DECISIONS, env.observation_space, env.action_space, n_envs=4, rollouts=rounds)
     policy = StandingStill(env.observation_space, env.action_space, lambda _: 0.1)
     config = CollectorConfig(num_decisions=NUM_DECISIONS, num_rounds=rounds)
-    groups = GroupConfig(
-        group_size=2,
-        max_extra_rounds=extra,
-        has_signal=signal or (lambda buffer, lost_N: torch.ones(2 * rounds, dtype=torch.bool)),
-    )
-    return GroupCollector(env, policy, buffer, ProcessGroup(), 5, config, groups=groups)
+    signal = signal or (lambda buffer, lost_N: torch.ones(2 * rounds, dtype=torch.bool))
+    groups = {"group_size": 2, "max_extra_rounds": extra, "has_signal": signal}
+    return GroupCollector(env, policy, buffer, ProcessGroup(), 5, config, **groups)
 
 
 def start(made: Any) -> RolloutStart:

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
-from tests.zoo.rollout.steps import step
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import (
-    constant_scale,
-    elements_per_decision,
-    entropies,
-    even_scale,
-    executed_mask,
-    importance_weight,
-    to_level,
-    trajectory_scale,
-    weighted_loss,
-)
+from zoo.algorithms.losses import entropies, weighted_loss
+from zoo.rollout.advantages import constant_scale, even_scale, trajectory_scale
+from zoo.rollout.buffer import elements_per_decision, importance_weight, to_level
 
 TOKEN_BKA = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
 EXECUTED_B = torch.tensor([2, 1])
-
-
-def test_steps_that_were_not_executed_are_masked():
-    assert executed_mask(torch.tensor([0, 1, 3]), 3).tolist() == [
-        [False, False, False],
-        [True, False, False],
-        [True, True, True],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -72,23 +52,10 @@ def test_levels_sum_what_was_executed(level, values, mask):
     assert elements_per_decision(EXECUTED_B, 2, level).tolist() == [sum(row) for row in mask]
 
 
-@pytest.mark.parametrize("level", ["token", "action", "chunk", "sequence"])
-def test_a_decision_that_did_nothing_is_masked_whole(level):
-    _, mask_BL = to_level(TOKEN_BKA, torch.tensor([0, 0]), level)
-    assert not mask_BL.any()
-
-
 def test_a_forbidden_token_of_an_unexecuted_step_does_no_harm():
     token_BKA = torch.tensor([[[-1.0], [-torch.inf]]])
     level_BL, _ = to_level(token_BKA, torch.tensor([1]), "chunk")
     assert level_BL.tolist() == [[-1.0]]
-
-
-def test_levels_agree_where_a_chunk_is_one_token():
-    token_BKA = torch.tensor([[[-0.5]], [[-2.0]]])
-    executed_B = torch.ones(2, dtype=torch.int64)
-    results = [to_level(token_BKA, executed_B, level)[0].tolist() for level in ("token", "action", "chunk", "sequence")]
-    assert results[0] == results[1] == results[2] == [[-0.5], [-2.0]]
 
 
 def test_even_scale_makes_the_loss_a_mean_over_elements():
@@ -112,13 +79,6 @@ def test_trajectories_weigh_the_same_however_long():
     assert weighted_loss(loss_BL, scale_M[:, None] * mask_BL).item() == pytest.approx(6.0)
 
 
-def test_weights_are_those_of_what_is_kept():
-    elements_M, trajectory_M = torch.tensor([4, 4, 4]), torch.tensor([0, 1, 2])
-    kept = torch.tensor([True, False, True])
-    scale_M = trajectory_scale(elements_M[kept], trajectory_M[kept])
-    assert (scale_M * 4 / 2).tolist() == pytest.approx([0.5, 0.5])
-
-
 def test_a_constant_divisor_lets_elements_count_alike_whatever_the_length():
     # Trajectory 0 has 3 + 3 elements, trajectory 1 two; a whole one would have 6.
     elements_M, trajectory_M = torch.tensor([3, 3, 2]), torch.tensor([0, 0, 1])
@@ -126,12 +86,6 @@ def test_a_constant_divisor_lets_elements_count_alike_whatever_the_length():
     # Mean over three decisions of the weighted sums = (6 + 2) / 6 over two trajectories.
     assert (scale * elements_M).sum() / 3 == pytest.approx((6 + 2) / 6 / 2)
     assert constant_scale(elements_M[:0], trajectory_M[:0], 6) == 0.0
-
-
-def test_equal_lengths_make_both_scales_equal():
-    elements_M = torch.full((6,), 3)
-    by_trajectory = trajectory_scale(elements_M, torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert by_trajectory.tolist() == pytest.approx([even_scale(elements_M)] * 6)
 
 
 def test_scales_are_those_of_all_ranks():
@@ -146,17 +100,6 @@ def test_scales_are_those_of_all_ranks():
     )
 
 
-def test_minibatches_add_up_to_the_whole():
-    loss_BL = torch.arange(8.0).reshape(8, 1)
-    weight_BL = trajectory_scale(torch.ones(8), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]))[:, None]
-    halves = [weighted_loss(loss_BL[part], weight_BL[part]) for part in (slice(0, 4), slice(4, 8))]
-    torch.testing.assert_close(sum(halves) / 2, weighted_loss(loss_BL, weight_BL))
-
-
-def test_without_weights_the_loss_is_the_plain_mean():
-    assert weighted_loss(torch.tensor([[1.0], [3.0]]), None).item() == 2.0
-
-
 def logs(*numbers: float) -> torch.Tensor:
     return torch.tensor([[math.log(number) for number in numbers]])
 
@@ -165,42 +108,3 @@ def test_weights_are_ratios_up_to_the_cap():
     # 0.3/0.2 = 1.5; 0.1/0.2 = 0.5; 0.5/0.2 = 2.5 is above 2; 0.39/0.2 = 1.95 is not.
     weight_BL = importance_weight(logs(0.3, 0.1, 0.5, 0.39), logs(0.2, 0.2, 0.2, 0.2))
     torch.testing.assert_close(weight_BL, torch.tensor([[1.5, 0.5, 0.0, 1.95]]))
-
-
-def test_fresh_decisions_weigh_exactly_one():
-    logprob_BL = torch.randn(3, 5)
-    assert torch.equal(importance_weight(logprob_BL, logprob_BL), torch.ones(3, 5))
-
-
-def test_it_has_no_gradient():
-    proximal_BL = torch.zeros(1, 2, requires_grad=True)
-    assert not importance_weight(proximal_BL, torch.zeros(1, 2)).requires_grad
-
-
-def test_a_minibatch_of_old_decisions_has_weighted_advantages():
-    space = spaces.Dict({"image": spaces.Box(0, 255, (1,), np.uint8)})
-    buffer = ChunkRolloutBuffer(1, space, spaces.Box(-1, 1, (1, 1)), "cpu", n_envs=2)
-    decision = step(
-        [0, 1],
-        image=np.zeros((2, 1), dtype=np.uint8),
-        token=torch.zeros(2, 1, 1, dtype=torch.int64),
-        logprob=torch.tensor([0.2, 0.4]).log()[:, None, None],
-        value=torch.zeros(2),
-        reward=[0, 0],
-        executed=[1, 1],
-    )
-    buffer.reset()
-    buffer.write(0, np.arange(2), decision)
-    buffer.advantage_TN[0] = torch.tensor([10.0, -10.0])
-    buffer.element_scale_TN[0] = 1.0
-    buffer.keep_behaviour_logprobs()
-    # The present weights give the tokens 0.3 and 0.1: weights 1.5 and 0.25.
-    buffer.replace_logprobs(torch.arange(2), torch.tensor([0.3, 0.1]).log()[:, None, None])
-    batch = buffer.minibatch(torch.arange(2), "token", torch.device("cpu"))
-    torch.testing.assert_close(batch.old_logprob_BL.exp().flatten(), torch.tensor([0.3, 0.1]))
-    torch.testing.assert_close(batch.advantage_BL.flatten(), torch.tensor([15.0, -2.5]))
-    buffer.reset()
-    buffer.write(0, np.arange(2), decision)
-    buffer.advantage_TN[0] = torch.tensor([10.0, -10.0])
-    fresh = buffer.minibatch(torch.arange(2), "token", torch.device("cpu"))
-    assert fresh.advantage_BL.flatten().tolist() == [10.0, -10.0]

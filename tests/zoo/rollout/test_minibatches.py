@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -130,31 +129,10 @@ def chunk_data(**settings: Any) -> RolloutData:
     return RolloutData(buffer=buffer, process_group=ProcessGroup(), device=CPU, **{**defaults, **settings})
 
 
-def values_of(data: Any, epoch: int) -> list[list[float]]:
-    """The values, which name decisions, by minibatch."""
-    return [
-        [value for micro_batch in minibatch for value in micro_batch.batch.old_value_BU[:, 0].tolist()]
-        for minibatch in data.minibatches(epoch)
-    ]
-
-
 def half(batch: Any) -> torch.Tensor:
     """In place of a learner and of a reference: log-probability -0.5 everywhere."""
     assert not torch.is_grad_enabled()
     return torch.full((len(batch.executed_B), CHUNK, DIMS), -0.5)
-
-
-def test_a_pass_has_every_decision_that_ran_once():
-    minibatches = values_of(chunk_data(), 0)
-    assert sorted(len(minibatch) for minibatch in minibatches) == [1, 2]
-    assert sorted(chain.from_iterable(minibatches)) == [0, 1, 10]
-
-
-def test_the_order_follows_from_seed_and_pass():
-    orders = {tuple(chain.from_iterable(values_of(chunk_data(), epoch))) for epoch in range(12)}
-    assert len(orders) > 1
-    assert values_of(chunk_data(), 3) == values_of(chunk_data(), 3)
-    assert any(values_of(chunk_data(), epoch) != values_of(chunk_data(seed=8), epoch) for epoch in range(12))
 
 
 def test_micro_batches_share_a_minibatch_out():
@@ -174,16 +152,6 @@ def test_values_and_returns_are_of_decisions_that_ran():
     value, target = data.values_and_returns()
     # Two steps ran of decisions (0, 0) and (1, 0), one of (0, 1).
     assert (value.tolist(), target.tolist()) == ([0, 1, 2, 4, 5], [0.5, 1.5, 2.5, 4.5, 5.5])
-
-
-def test_log_probs_are_recomputed_in_the_updates_own_micro_batches():
-    data, sizes = chunk_data(batch_size=3, micro_batch_size=2), []
-    data.recompute_log_probs(lambda batch: sizes.append(len(batch.executed_B)) or half(batch), 0)
-    assert sizes == [2, 1]
-    assert data.buffer.logprob_TNKA[:, :, 0, 0].tolist() == [[-0.5, -0.5], [-0.5, -1.0]]
-    (minibatch,) = data.minibatches(0)
-    advantages = torch.cat([micro_batch.batch.advantage_BL for micro_batch in minibatch]).flatten()
-    assert sorted(advantages.tolist()) == [1, 2, 3]
 
 
 def test_decisions_of_older_weights_are_weighted_by_both_log_probs():

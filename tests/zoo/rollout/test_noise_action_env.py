@@ -115,18 +115,6 @@ def test_sac_of_stable_baselines3_trains_on_it_and_leaves_the_policy_alone(toy: 
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
 
 
-def test_what_it_refuses(toy: VecEnv) -> None:
-    with pytest.raises(BadValue, match=r"only a flow policy begins at noise .* got family 'nano', which draws tokens"):
-        NoiseActionVecEnv(toy, policy_for(toy, "nano"))
-    flow = policy_for(toy)
-    with pytest.raises(BadValue, match="bound must be above 0, got 0"):
-        NoiseActionVecEnv(toy, flow, bound=0)
-    with pytest.raises(BadValue, match="reward must be one of step_cost, environment, got 'dense'"):
-        NoiseActionVecEnv(toy, flow, reward="dense")  # type: ignore[arg-type]
-    with pytest.raises(BadValue, match=r"VLAVectorEnv is no VecEnv of Stable-Baselines3; give its view, envs.as_sb3()"):
-        NoiseActionVecEnv(toy.envs, flow)  # type: ignore[attr-defined]
-
-
 def test_an_environment_of_other_chunks_is_refused_and_other_pictures_are_scaled(toy: VecEnv) -> None:
     policy = policy_for(toy)
     for options, differs in (({"chunk": 2}, "chunk=4"), ({"chunk": 4, "image_size": 32}, "")):

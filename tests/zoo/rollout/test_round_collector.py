@@ -13,7 +13,6 @@ import vla_gym
 from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
 from zoo import PPO
-from zoo.rollout.collector import decisions_of_an_episode
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
@@ -26,12 +25,6 @@ def rounds(**settings: Any) -> PPO:
     model = PPO("VLAPolicy", envs, policy_kwargs=TINY, seed=3, device="cpu", **{**chosen, **settings})
     model.set_logger(Logger(None, [Rows()]))
     return model
-
-
-def test_an_episode_takes_its_longest_tasks_decisions() -> None:
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=1, chunk=5)
-    assert decisions_of_an_episode(envs) == 3
-    envs.close()
 
 
 def test_each_column_holds_one_episode_and_nothing_after_it() -> None:
@@ -58,18 +51,6 @@ def test_a_time_limit_bootstraps_in_rounds_too() -> None:
     buffer = model.chunk_buffer
     assert (buffer.terminated_TN ^ buffer.truncated_TN).sum(dim=0).tolist() == [1] * 8
     assert (buffer.truncated_TN == (buffer.final_value_TN != 0)).all()
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_every_episode_weighs_the_same_for_policy_and_critic(masked: bool) -> None:
-    model = rounds(loss_weight="trajectory", masked_minibatches=masked, logprob_level="action")
-    model.learn(1)
-    buffer = model.chunk_buffer
-    # The loss is the mean over the decisions that are scored, or over all 24 places: an eighth for every episode.
-    places = 24 if masked else int((buffer.executed_TN > 0).sum())
-    policy_N = (buffer.element_scale_TN * buffer.executed_TN).sum(dim=0) / places
-    assert policy_N.tolist() == pytest.approx([1 / 8] * 8)
-    assert (buffer.value_scale_TN.sum(dim=0) / places).tolist() == pytest.approx([1 / 8] * 8)
 
 
 @pytest.mark.parametrize("masked", [False, True])
