@@ -22,6 +22,7 @@ from websockets.asyncio.client import connect
 from websockets.sync.client import connect as connect_here
 
 from vla_policies import VLAPolicy
+from vla_policies.checkpoint_io.json_records import to_json
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
 from zoo.serving.wire import pack_openpi, unpack
@@ -88,7 +89,7 @@ def overhead(agent: str, side: int) -> None:
     torch.set_num_threads(1)
     policy = VLAPolicy.from_pretrained(agent, device="cpu")
     names = {name: key for key, name in OpenpiServerSession.NAMES.items()}
-    declared = Declaration(policy=agent, image_size=side, **_shape(policy)).to_json()
+    declared = to_json(Declaration(policy=agent, image_size=side, **_shape(policy)))
     obs = {names[name]: value for name, value in observation(declared).items() if name in names}
     message = pack_openpi({OpenpiServerSession.NAMES[key]: value for key, value in obs.items()})
     here, there = [], []

@@ -11,7 +11,7 @@ from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
-from zoo.hub.upload import Publication, adapter_base, check_repo, default_name, publish
+from zoo.hub.upload import adapter_base, check_repo, default_name, publish
 from zoo.runs.lookup import find_run, policy_folder
 
 
@@ -40,13 +40,7 @@ def run(argv: Sequence[str]) -> int:
     if named.resolve() != sent.resolve():
         raise BadValue(f"'{args.run}' is not what is sent; that is '{sent}': say -i {quoted(found.path)}")
     repo = args.repo or f"{args.organization or _own_name()}/{args.repo_name or default_name(found)}"
-    publication = Publication(
-        run=found,
-        repo=check_repo(repo),
-        public=args.public,
-        base=args.base,
-        with_checkpoint=not args.weights_only,
-    )
+    check_repo(repo)
     base = adapter_base(sent)
     if args.base is not None and base is None:
         raise BadValue(f"--base names an adapter's base, and the policy of '{args.run}' is whole; leave --base out")
@@ -56,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
             "where they find it",
             file=sys.stderr,
         )
-    print(f"pushed to  {publish(publication)}")
+    sent_to = publish(found, repo, public=args.public, base=args.base, with_checkpoint=not args.weights_only)
+    print(f"pushed to  {sent_to}")
     return 0
 
 

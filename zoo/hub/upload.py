@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,24 +43,8 @@ _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE, SC
 """Files that must not stay beside the weights of another run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Publication:
-    """A run to send."""
-
-    run: RunFolder
-    """The run."""
-    repo: str
-    """`org/name`."""
-    public: bool = False
-    """Whether everybody may see it; otherwise a new repository is private."""
-    base: str | None = None
-    """Hub id to name as the adapter's base instead of what the run says."""
-    with_checkpoint: bool = True
-    """Whether to send the checkpoint that training goes on from as well."""
-
-
-def check_repo(repo: str) -> str:
-    """Return `repo`; raises `BadValue` for what cannot be a repository's id."""
+def check_repo(repo: str) -> None:
+    """Raise `BadValue` for what cannot be a repository's id."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -73,7 +57,6 @@ def check_repo(repo: str) -> str:
             f"{shown(repo)} is no name of a Hub repository ({error}); it must look like org/name: letters, "
             "digits, '-', '_' and '.'"
         ) from error
-    return repo
 
 
 def default_name(run: RunFolder) -> str:
@@ -82,14 +65,23 @@ def default_name(run: RunFolder) -> str:
     return f"{config.algo}-{folder_name(config.env)}-{Path(config.policy.partition('@')[0]).name}"
 
 
-def publish(publication: Publication) -> str:
-    """Send the run in one commit; returns the repository's address and who may see it.
+def publish(
+    run: RunFolder, repo: str, *, public: bool = False, base: str | None = None, with_checkpoint: bool = True
+) -> str:
+    """Send the run in one commit; return the repository's address and who may see it.
 
-    Raises `BadValue` of one line whatever fails.
+    Raise `BadValue` of one line whatever fails.
+
+    Args:
+        run: the run.
+        repo: `org/name`.
+        public: whether everybody may see it; otherwise a new repository is private.
+        base: Hub id to name as the adapter's base instead of what the run says; for adapters only.
+        with_checkpoint: whether to send the checkpoint that training goes on from as well.
     """
     with TemporaryDirectory() as scratch:
-        files = repository_files(publication, Path(scratch))
-        return call(lambda: _send(publication, files), f"'{publication.repo}' was not updated on the Hub")
+        files = repository_files(run, repo, Path(scratch), base=base, with_checkpoint=with_checkpoint)
+        return call(lambda: _send(run, repo, files, public=public), f"'{repo}' was not updated on the Hub")
 
 
 def publish_trained(run: RunFolder, repo: str) -> str:
@@ -102,18 +94,19 @@ def publish_trained(run: RunFolder, repo: str) -> str:
         steps = run.saved_steps()
         if not steps or steps[-1] < run.config().n_timesteps or lacks_evaluation(run, steps[-1]):
             return f"warning: training is not finished and was not pushed; {later}"
-        return f"pushed to  {publish(Publication(run=run, repo=repo))}"
+        return f"pushed to  {publish(run, repo)}"
     except VLAZooError as error:
         return f"warning: {error}; {later}"
     except KeyboardInterrupt:
         return f"warning: the upload was interrupted; {later}"
 
 
-def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]:
+def repository_files(
+    run: RunFolder, repo: str, scratch: Path, *, base: str | None = None, with_checkpoint: bool = True
+) -> dict[str, Path]:
     """Map paths in the repository to files here; those that must differ from the run's are written to `scratch`."""
-    run = publication.run
     policy = policy_folder(str(run.path))
-    saved = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
+    saved = run.saved_steps()[-1] if with_checkpoint and run.saved_steps() else None
     _check_whole(run, policy, saved)
     weights = weights_sha256(policy) if (run.path / RESULTS_FILE).is_file() else None
     files = {file.name: file for file in _sent_of(policy) if file.name not in _TRAINING_ONLY}
@@ -124,11 +117,13 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
         files |= {f"checkpoints/step_{saved}/{file.name}": file for file in _sent_of(run.checkpoint(saved))}
     if videos := run.own_videos():
         files[REPLAY] = inside(run.videos, videos[-1].name, run.videos)
-    if publication.base is not None:
-        _rename_base(files, publication.base, scratch)
+    if base is not None:
+        _rename_base(files, base, scratch)
     _fit_manifests(files, scratch)
     card = scratch / CARD
-    card.write_text(model_card(card_facts(publication, policy, weights, files, saved_step=saved)), encoding="utf-8")
+    card.write_text(
+        model_card(card_facts(run, repo, policy, weights, files, base=base, saved_step=saved)), encoding="utf-8"
+    )
     return {**files, CARD: card}
 
 
@@ -154,19 +149,24 @@ def _sent_of(folder: Path) -> list[Path]:
 
 
 def card_facts(
-    publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path], *, saved_step: int | None
+    run: RunFolder,
+    repo: str,
+    policy: Path,
+    weights: str | None,
+    files: Mapping[str, Path],
+    *,
+    base: str | None,
+    saved_step: int | None,
 ) -> CardFacts:
     """Return the facts of the model card; `weights` is the SHA-256 of the policy's, `saved_step` the checkpoint's."""
-    run, config = publication.run, publication.run.config()
-    beneath = adapter_base(policy)
-    base = publication.base if beneath is not None and publication.base else beneath or config.policy.partition("@")[0]
-    named = beneath is not None and publication.base is not None
+    config, beneath = run.config(), adapter_base(policy)
+    found = beneath or config.policy.partition("@")[0]
     step, protocol = _step_of(policy), files.get(PROTOCOL_FILE)
     return CardFacts(
-        repo=publication.repo,
+        repo=repo,
         config=config,
         step=step,
-        base=base if named or parse_hub_id(base) is not None else None,
+        base=base or (found if parse_hub_id(found) is not None else None),
         adapter=beneath is not None,
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
@@ -183,7 +183,7 @@ def adapter_base(policy: Path) -> str | None:
     return None if base == OWN_BASE else base
 
 
-def _send(publication: Publication, files: Mapping[str, Path]) -> str:
+def _send(run: RunFolder, repo: str, files: Mapping[str, Path], *, public: bool) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
 
     from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS
@@ -195,10 +195,10 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.
         constants.HF_HUB_DISABLE_XET = True
-    api, repo = HfApi(library_name="vla-zoo"), publication.repo
-    url = api.create_repo(repo, private=not publication.public, exist_ok=True)
+    api = HfApi(library_name="vla-zoo")
+    url = api.create_repo(repo, private=not public, exist_ok=True)
     hidden = api.repo_info(repo).private
-    if not publication.public and hidden is False:
+    if not public and hidden is False:
         raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
     of_one_run = (*_OF_ONE_RUN, MANIFEST_FILE, FORMER_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
     stale = [
@@ -211,9 +211,9 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
         *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())),
         *(CommitOperationDelete(path_in_repo=name) for name in stale),
     ]
-    config = publication.run.config()
+    config = run.config()
     api.create_commit(repo, operations, commit_message=f"{config.algo.upper()} on {config.env}, by vla-zoo")
-    kept = ", as it was; its settings on the Hub can change that" if hidden and publication.public else ""
+    kept = ", as it was; its settings on the Hub can change that" if hidden and public else ""
     return f"{url}  ({'private' if hidden else 'public'}{kept})"
 
 

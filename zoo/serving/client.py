@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from torch import Tensor
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from vla_gym.errors import BadValue, ServerFailed
 from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoise
-from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -230,13 +229,13 @@ def _declared(metadata: Payload, address: ServerAddress) -> Declaration:
     if METADATA_KEY in metadata:
         if stated is not None:
             raise BadValue(f"{address.url} declares its policy itself; leave policy out of --server-conf")
-        return Declaration.from_json(metadata[METADATA_KEY], f"declaration of {address.url}")
+        return from_json(Declaration, metadata[METADATA_KEY], f"declaration of {address.url}")
     if stated is None:
         raise BadValue(
             f"the policy server {address.url} does not declare its observations and actions; state them in "
             "--server-conf FILE, see docs/serving.md"
         )
-    declaration = Declaration.from_json({"policy": address.url, **stated}, "policy of --server-conf")
+    declaration = from_json(Declaration, {"policy": address.url, **stated}, "policy of --server-conf")
     _check_specs(metadata, declaration, address)
     return declaration
 
@@ -303,10 +302,6 @@ class RemotePolicy:
             action_BKA=action_BKA, logprob_BKA=torch.zeros_like(action_BKA), value_B=torch.zeros(len(action_BKA))
         )
 
-    def predict_values(self, obs: Payload) -> Tensor:
-        """Zeros `[B, 1]`; see `act`."""
-        return torch.zeros(len(obs["instruction"]), 1)
-
     def predict_with_noise(self, observation: Payload, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
         """As `VLAPolicy.predict_with_noise`, of an `EpisodeNoise` or `SlotNoise`; raises `ServerFailed`."""
         keys = _noise_keys(noise)
@@ -350,7 +345,7 @@ class ServerPolicy:
 
     def to_json(self) -> dict[str, Any]:
         """Return what the server says of the policy, as JSON values."""
-        return self.declaration.to_json()
+        return to_json(self.declaration)
 
     def connect(self) -> RemotePolicy:
         """Return the policy."""

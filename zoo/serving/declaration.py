@@ -11,7 +11,7 @@ import numpy as np
 from vla_gym.errors import BadValue
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.specs import ActionSpec, Benchmark
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_lengths
 from vla_policies.resolver import PolicyRef
 
@@ -75,15 +75,6 @@ class Declaration:
             raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
         if self.horizon is not None and self.horizon < self.chunk:
             raise BadValue(f"horizon must be at least the chunk of {self.chunk}, got {self.horizon}")
-
-    @classmethod
-    def from_json(cls, values: Any, where: str) -> Declaration:
-        """Build a declaration from a server's or a file's; raises `BadValue` naming what does not fit."""
-        return from_json(cls, values, where)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the declaration as JSON values."""
-        return to_json(self)
 
     @property
     def answer_length(self) -> int:

@@ -17,7 +17,7 @@ from zoo.agents.agent import load_policy
 from zoo.config.run_config import benchmark_options
 from zoo.runs.evaluations import weights_sha256
 from zoo.serving.declaration import Declaration, ServicePlan
-from zoo.serving.protocols import ActionRequest, Decision, NoiseKey
+from zoo.serving.protocols import ActionRequest, NoiseKey
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,28 @@ class LocalPolicy:
     policy: VLAPolicy
     declaration: Declaration
 
-    def decide(self, requests: Sequence[ActionRequest]) -> list[Decision]:
-        """Decide for all requests, in one batch where they are alike; one client's chunk does not depend on others.
+    def decide(self, requests: Sequence[ActionRequest]) -> list[np.ndarray]:
+        """Return each request's actions `[K, A]`; requests that are alike share a batch, and none depends on others.
 
         That holds for the random numbers always, and for the rest as far as the device computes a row alike in
         batches of every size: see docs/serving.md.
         """
-        decided: dict[int, Decision] = {}
-        for alike in _alike(requests):
-            batch = [requests[index] for index in alike]
-            decided |= dict(zip(alike, self._decide_batch(batch), strict=True))
+        groups: dict[Any, list[int]] = {}
+        for index, request in enumerate(requests):
+            shapes = tuple(value.shape for value in request.observation.values() if isinstance(value, np.ndarray))
+            groups.setdefault((request.deterministic, shapes), []).append(index)
+        decided: dict[int, np.ndarray] = {}
+        for alike in groups.values():
+            decided |= zip(alike, self._decide_batch([requests[index] for index in alike]), strict=True)
         return [decided[index] for index in range(len(requests))]
 
-    def _decide_batch(self, batch: Sequence[ActionRequest]) -> list[Decision]:
+    def _decide_batch(self, batch: Sequence[ActionRequest]) -> np.ndarray:
         arrays = [key for key in batch[0].observation if key != "instruction"]
         obs: dict[str, Any] = {key: np.stack([request.observation[key] for request in batch]) for key in arrays}
         obs["instruction"] = tuple(request.observation["instruction"] for request in batch)
         noise = RowNoise([_noise(request.noise) for request in batch])
-        action_BKA = self.policy.act(obs, batch[0].deterministic, noise).action_BKA.float().cpu().numpy()
-        return [Decision(action_KA=action_KA) for action_KA in action_BKA]
+        action_BKA: np.ndarray = self.policy.act(obs, batch[0].deterministic, noise).action_BKA.float().cpu().numpy()
+        return action_BKA
 
 
 def open_policy(
@@ -92,12 +95,3 @@ def _noise(key: NoiseKey) -> Noise:
         return EpisodeNoise(seed, [EpisodeDecision(*numbers)])
     update, decision, slot = numbers
     return SlotNoise(seed, (update, decision), np.array([slot]))
-
-
-def _alike(requests: Sequence[ActionRequest]) -> list[list[int]]:
-    """Return the requests' indices in groups that fit one batch: the same shapes, and sampled or not."""
-    groups: dict[Any, list[int]] = {}
-    for index, request in enumerate(requests):
-        shapes = tuple(value.shape for value in request.observation.values() if isinstance(value, np.ndarray))
-        groups.setdefault((request.deterministic, shapes), []).append(index)
-    return list(groups.values())

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from vla_gym.errors import BadValue, ServerFailed
+from vla_policies.checkpoint_io.json_records import to_json
 from zoo.serving.declaration import METADATA_KEY
-from zoo.serving.protocols import ActionRequest, ClientSession, Decision, NoiseKey, ServerSession
+from zoo.serving.protocols import ActionRequest, ClientSession, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_openpi, unpack
 
 
@@ -28,14 +31,14 @@ class OpenpiServerSession(ServerSession):
 
     def greeting(self) -> bytes | None:
         expects = self.declaration.text(self.names)
-        return pack_openpi({METADATA_KEY: self.declaration.to_json(), "expects": expects, "stream": self.stream})
+        return pack_openpi({METADATA_KEY: to_json(self.declaration), "expects": expects, "stream": self.stream})
 
     def receive(self, data: bytes) -> ActionRequest | bytes | None:
         values = as_mapping(unpack(data), "an observation")
         return self.request({key: values.get(name) for key, name in self.names.items()}, values.get(METADATA_KEY))
 
-    def answer(self, decision: Decision) -> bytes:
-        return pack_openpi({"actions": decision.action_KA, "server_timing": {"infer_ms": 1000.0 * decision.seconds}})
+    def answer(self, action_KA: np.ndarray, seconds: float) -> bytes:
+        return pack_openpi({"actions": action_KA, "server_timing": {"infer_ms": 1000.0 * seconds}})
 
     def refusal(self, reason: str) -> bytes | str:
         return reason

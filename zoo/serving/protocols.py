@@ -37,16 +37,6 @@ class ActionRequest:
     """Whether the client reads the chunk at once, where its protocol sends single actions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """The answer to a request."""
-
-    action_KA: np.ndarray
-    """Actions in [-1, 1], float32."""
-    seconds: float = 0.0
-    """Seconds from the request's arrival to its decision."""
-
-
 class ServerSession(ABC):
     """A server's side of one connection; one message is handled at a time."""
 
@@ -68,8 +58,8 @@ class ServerSession(ABC):
         """Return what a message asks for: a decision, an answer that is ready, or nothing. Raises `BadValue`."""
 
     @abstractmethod
-    def answer(self, decision: Decision) -> bytes:
-        """Return the answer to the last request."""
+    def answer(self, action_KA: np.ndarray, seconds: float) -> bytes:
+        """Return the answer to the last request: actions in [-1, 1], float32, and seconds from its arrival on."""
 
     @abstractmethod
     def refusal(self, reason: str) -> bytes | str:

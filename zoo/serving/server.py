@@ -16,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
+import numpy as np
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
@@ -28,7 +29,7 @@ from vla_gym.errors import BadValue, VLAZooError, one_line
 from vla_gym.reading import read_text
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.protocols import ActionRequest, Decision, ServerSession
+from zoo.serving.protocols import ActionRequest, ServerSession
 from zoo.serving.vla_eval import VlaEvalServerSession
 
 LOGGER = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ SESSIONS: dict[str, type[ServerSession]] = {"openpi": OpenpiServerSession, "vla-
 SHORTEST_TOKEN = 16
 """Fewest characters of a token; 16 random ones cannot be guessed over a network."""
 
-Decide = Callable[[Sequence[ActionRequest]], list[Decision]]
+Decide = Callable[[Sequence[ActionRequest]], list[np.ndarray]]
+"""Returns a chunk of actions `[K, A]` in [-1, 1], float32, for each request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ class PolicyServer:
                 raise BadValue("a text message; requests are binary msgpack messages")
             asked = await asyncio.to_thread(session.receive, data)
             if isinstance(asked, ActionRequest):
-                asked = session.answer(await self.batcher.submit(asked))
+                asked = session.answer(*await self.batcher.submit(asked))
             return asked
         except VLAZooError as error:
             reason = one_line(str(error))
@@ -165,7 +167,7 @@ class PolicyServer:
 @dataclass
 class _Waiting:
     request: ActionRequest
-    answer: asyncio.Future[Decision]
+    answer: asyncio.Future[np.ndarray]
     since: float = field(default_factory=time.monotonic)
 
 
@@ -186,13 +188,12 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
-    async def submit(self, request: ActionRequest) -> Decision:
-        """Return the policy's decision for a request; raises what the policy raised for it."""
+    async def submit(self, request: ActionRequest) -> tuple[np.ndarray, float]:
+        """Return the policy's actions for a request and the seconds they took; raise what the policy raised for it."""
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._arrived.set()
-        decision = await waiting.answer
-        return replace(decision, seconds=time.monotonic() - waiting.since)
+        return await waiting.answer, time.monotonic() - waiting.since
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -227,7 +228,7 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _outcomes(self, requests: Sequence[ActionRequest]) -> list[Decision | Exception]:
+    def _outcomes(self, requests: Sequence[ActionRequest]) -> list[np.ndarray | Exception]:
         """Decide for all together; if that fails, one by one, so that only requests at fault fail."""
         try:
             return list(self._decide(requests))

@@ -14,8 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
+from vla_policies.checkpoint_io.json_records import to_json
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.protocols import ActionRequest, ClientSession, Decision, NoiseKey, ServerSession
+from zoo.serving.protocols import ActionRequest, ClientSession, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_vla_eval, unpack
 
 PROTOCOL_VERSION = 1
@@ -58,11 +59,11 @@ class VlaEvalServerSession(ServerSession):
             raise BadValue(f"a message of type '{kind}' is not for a policy server")
         return self._observation(payload)
 
-    def answer(self, decision: Decision) -> bytes:
+    def answer(self, action_KA: np.ndarray, seconds: float) -> bytes:
         assert self._asked is not None
         if self._asked.whole_chunk:
-            return self._message("action", {"actions": decision.action_KA})
-        self._chunk_KA, self._position = decision.action_KA, 0
+            return self._message("action", {"actions": action_KA})
+        self._chunk_KA, self._position = action_KA, 0
         return self._next_action()
 
     def refusal(self, reason: str) -> bytes | str:
@@ -101,7 +102,7 @@ class VlaEvalServerSession(ServerSession):
             },
             "action_spec": action_spec(self.declaration),
             "observation_spec": observation_spec(self.declaration, self.names),
-            METADATA_KEY: self.declaration.to_json(),
+            METADATA_KEY: to_json(self.declaration),
             "stream": self.stream,
         }
 

@@ -10,6 +10,7 @@ import pytest
 
 from vla_gym.errors import VLAZooError
 from vla_gym.registry import find_benchmark
+from vla_policies.checkpoint_io.json_records import to_json
 from zoo import collect, enjoy, evaluate, record_video
 from zoo.agents.agent import Agent
 from zoo.cli.agent import plan_rollout
@@ -70,7 +71,7 @@ def test_flags_of_servers_are_refused_elsewhere() -> None:
 def test_a_foreign_policy_acts_as_it_is_stated(serving: Serving, declaration: Declaration, tmp_path: Path) -> None:
     stated = {
         name: value
-        for name, value in declaration.to_json().items()
+        for name, value in to_json(declaration).items()
         if name in ("cameras", "image_size", "state_dim", "chunk", "action_dim", "action_spec")
     }
     conf = tmp_path / "conf.yml"
@@ -88,7 +89,7 @@ def test_evaluate_writes_the_servers_declaration(url: str, tmp_path: Path, decla
     record = json.loads(file.read_text())
     assert record["policy"] == url
     assert len(record["episodes"]) == 3
-    assert record["server"] == declaration.to_json()
+    assert record["server"] == to_json(declaration)
 
 
 def test_a_film_a_show_and_a_dataset(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

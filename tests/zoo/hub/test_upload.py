@@ -27,7 +27,7 @@ from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
 from zoo.agents import measuring
 from zoo.cli.main import guarded
-from zoo.hub.upload import Publication, publish, publish_trained, repository_files
+from zoo.hub.upload import publish, publish_trained, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 
@@ -218,10 +218,9 @@ def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path)
     asked = ["-i", str(run), "--episodes", "1", "--num-threads", "1", "--device", "cpu"]
     assert record_video.run([*asked, "--stochastic"]) == 0
     assert (run / "videos" / "recorded_stochastic.mp4").is_file()
-    publication = Publication(run=RunFolder(run), repo=RUN)
-    assert repository_files(publication, tmp_path)["replay.mp4"] == of_training
+    assert repository_files(RunFolder(run), RUN, tmp_path)["replay.mp4"] == of_training
     assert record_video.run(asked) == 0
-    assert repository_files(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
+    assert repository_files(RunFolder(run), RUN, tmp_path)["replay.mp4"].name == "recorded.mp4"
 
 
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
@@ -287,7 +286,7 @@ def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) 
     first.videos.mkdir()
     (first.videos / "step_1.mp4").write_text("film")
     (first.best / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE}))
-    assert publish(Publication(run=first, repo=RUN)) == f"{hub.url}/{RUN}  (private)"
+    assert publish(first, RUN) == f"{hub.url}/{RUN}  (private)"
     beside = {"score.json", "manifest.json", "vla_zoo.json", "dataset_statistics.json"}
     for name in beside:
         HfApi().upload_file(path_or_fileobj=b"{}", path_in_repo=name, repo_id=RUN)
@@ -296,7 +295,7 @@ def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) 
     # Another run, with results of other weights: neither those nor what the first has left stays beside it.
     second = made_up("second")
     (second.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
-    kept = publish(Publication(run=second, repo=RUN, public=True))
+    kept = publish(second, RUN, public=True)
     assert kept == f"{hub.url}/{RUN}  (private, as it was; its settings on the Hub can change that)"
     assert set(hub.repos[RUN].files) == always | {"notes.txt"}
 

@@ -19,7 +19,7 @@ from vla_policies import VLAPolicy
 from vla_policies.resolver import resolve_policy
 from zoo.serving.declaration import Declaration, ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
-from zoo.serving.protocols import ActionRequest, Decision
+from zoo.serving.protocols import ActionRequest
 from zoo.serving.server import SESSIONS, PolicyServer, ServerSettings
 
 CHUNK, SIZE = 4, 16
@@ -78,13 +78,13 @@ def observation(declaration: Declaration, seed: int = 0) -> dict[str, Any]:
     return {**obs, "instruction": "reach red"}
 
 
-def echo(declaration: Declaration) -> Callable[[Sequence[ActionRequest]], list[Decision]]:
+def echo(declaration: Declaration) -> Callable[[Sequence[ActionRequest]], list[np.ndarray]]:
     """A policy whose actions are all the mean brightness of the image."""
 
-    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         shape = (declaration.chunk, declaration.action_dim)
         means = [request.observation["image"].mean() / 255.0 for request in requests]
-        return [Decision(action_KA=np.full(shape, mean, dtype=np.float32)) for mean in means]
+        return [np.full(shape, mean, dtype=np.float32) for mean in means]
 
     return decide
 
@@ -98,7 +98,7 @@ def serving() -> Serving:
 
     @contextmanager
     def serve(
-        decide: Callable[[Sequence[ActionRequest]], list[Decision]],
+        decide: Callable[[Sequence[ActionRequest]], list[np.ndarray]],
         declaration: Declaration,
         protocol: str = "openpi",
         *,

@@ -18,6 +18,7 @@ import vla_gym
 from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from vla_gym.specs import StartState
 from vla_policies.actions.noise import TORCH_NOISE, EpisodeDecision, EpisodeNoise, SlotNoise
+from vla_policies.checkpoint_io.json_records import to_json
 from zoo.evaluation.evaluator import EpisodeRecord, NoisePredictor, evaluate
 from zoo.serving import client as client_module
 from zoo.serving.client import (
@@ -30,7 +31,7 @@ from zoo.serving.client import (
 )
 from zoo.serving.declaration import Declaration
 from zoo.serving.local_policy import LocalPolicy
-from zoo.serving.protocols import ActionRequest, Decision
+from zoo.serving.protocols import ActionRequest
 from zoo.serving.wire import pack_openpi, pack_vla_eval, unpack
 
 from .conftest import OPTIONS, Serving, echo, observation
@@ -121,7 +122,7 @@ def test_the_declaration_of_our_server(serving: Serving, declaration: Declaratio
     with serving(echo(declaration), declaration, protocol) as (_, port):
         assert read_declaration(address(port, protocol=protocol)) == declaration
         with pytest.raises(BadValue, match="declares its policy itself"):
-            read_declaration(address(port, protocol=protocol, policy=declaration.to_json()))
+            read_declaration(address(port, protocol=protocol, policy=to_json(declaration)))
 
 
 def test_a_server_that_starts_anew_is_asked_again(serving: Serving, declaration: Declaration) -> None:
@@ -179,14 +180,14 @@ def test_a_foreign_server_needs_a_statement(declaration: Declaration) -> None:
     with Foreign(answers) as server:
         with pytest.raises(BadValue, match="--server-conf"):
             read_declaration(address(server.port))
-        assert read_declaration(address(server.port, policy=declaration.to_json())) == declaration
+        assert read_declaration(address(server.port, policy=to_json(declaration))) == declaration
         with pytest.raises(BadValue, match="lacks"):
             read_declaration(address(server.port, policy={"chunk": 4}))
 
 
 def test_specs_of_a_foreign_hello_are_compared(declaration: Declaration) -> None:
     stated = {
-        **replace(declaration, action_dim=7).to_json(),
+        **to_json(replace(declaration, action_dim=7)),
         "action_spec": {"rotation": "axis_angle", "gripper": "plus_one_closes", "frame": "delta"},
     }
 
@@ -236,7 +237,7 @@ def test_episodes_keep_their_connections(serving: Serving, declaration: Declarat
     """vla-eval's servers keep a chunk for each connection, so episodes must not share one."""
     seen: list[tuple[int, ...]] = []
 
-    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         seen.extend(request.noise for request in requests)
         return echo(declaration)(requests)
 

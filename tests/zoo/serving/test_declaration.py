@@ -10,6 +10,7 @@ import pytest
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.registry import find_benchmark
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
 
@@ -19,11 +20,11 @@ NAMES = OpenpiServerSession.NAMES
 
 
 def test_json_round_trip(declaration: Declaration) -> None:
-    assert Declaration.from_json(declaration.to_json(), "here") == declaration
+    assert from_json(Declaration, to_json(declaration), "here") == declaration
     with pytest.raises(UnknownName, match=r"'camera'.*cameras"):
-        Declaration.from_json({**declaration.to_json(), "camera": 1}, "here")
+        from_json(Declaration, {**to_json(declaration), "camera": 1}, "here")
     with pytest.raises(BadValue):
-        Declaration.from_json(3, "here")
+        from_json(Declaration, 3, "here")
 
 
 def test_the_text_names_every_part(declaration: Declaration) -> None:

@@ -47,8 +47,8 @@ def test_served_chunks_are_the_local_ones_alone_and_in_a_batch(toy_policy: Local
             noise = EpisodeNoise(3, [EpisodeDecision(1, 2, 0, 7)])  # type: ignore[assignment]
         local = toy_policy.policy.act(request.observation, deterministic, noise).action_BKA[0].numpy()
         (alone,) = toy_policy.decide([request])
-        assert alone.action_KA.tobytes() == local.tobytes()
-        assert batched.action_KA.tobytes() == local.tobytes()
+        assert alone.tobytes() == local.tobytes()
+        assert batched.tobytes() == local.tobytes()
 
 
 def test_requests_that_are_not_alike_are_decided_in_their_order(toy_policy: LocalPolicy) -> None:
@@ -60,5 +60,5 @@ def test_requests_that_are_not_alike_are_decided_in_their_order(toy_policy: Loca
     ]
     answers = toy_policy.decide(requests)
     alone = [toy_policy.decide([one])[0] for one in requests]
-    assert [a.action_KA.tobytes() for a in answers] == [a.action_KA.tobytes() for a in alone]
-    assert answers[0].action_KA.tobytes() == answers[3].action_KA.tobytes()
+    assert [a.tobytes() for a in answers] == [a.tobytes() for a in alone]
+    assert answers[0].tobytes() == answers[3].tobytes()

@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 from vla_gym.errors import BadValue
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.protocols import ActionRequest, Decision
+from zoo.serving.protocols import ActionRequest
 from zoo.serving.server import Batcher, allowed, read_token
 from zoo.serving.wire import pack_openpi, unpack
 
@@ -54,7 +54,7 @@ def ask(ws: ClientConnection, message: bytes | str) -> Any:
 
 
 def test_eight_clients_share_batches_and_get_their_own_answers(serving: Serving, declaration: Declaration) -> None:
-    def slow(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def slow(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         time.sleep(0.02)
         return echo(declaration)(requests)
 
@@ -106,7 +106,7 @@ def test_a_fault_of_the_policy_stays_in_the_log(
     logged: list[str] = []
     monkeypatch.setattr(logging.getLogger("zoo.serving.server"), "exception", lambda *a: logged.append(a[0] % a[1:]))
 
-    def broken(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def broken(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         raise RuntimeError("secret path /home/me")
 
     with serving(broken, declaration) as (_, port), opened(port) as ws:
@@ -167,7 +167,9 @@ def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declarati
 
 
 def batched(
-    decide: Callable[[Sequence[ActionRequest]], list[Decision]], submit: Callable[[Batcher], Awaitable[Any]], **how: Any
+    decide: Callable[[Sequence[ActionRequest]], list[np.ndarray]],
+    submit: Callable[[Batcher], Awaitable[Any]],
+    **how: Any,
 ) -> tuple[Any, Batcher]:
     async def main() -> tuple[Any, Batcher]:
         batcher = Batcher(decide, **{"window": 0.2, "max_batch": 8, **how})
@@ -199,7 +201,7 @@ def test_a_client_alone_does_not_wait_and_a_silent_one_costs_a_window(declaratio
     async def submit(batcher: Batcher) -> list[float]:
         waits = []
         for batcher.clients in (1, 2):
-            waits.append((await batcher.submit(request(declaration))).seconds)
+            waits.append((await batcher.submit(request(declaration)))[1])
         return waits
 
     (alone, with_silent), _ = batched(echo(declaration), submit)
@@ -207,7 +209,7 @@ def test_a_client_alone_does_not_wait_and_a_silent_one_costs_a_window(declaratio
 
 
 def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
-    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         if any(one.observation["image"].max() == 200 for one in requests):
             raise BadValue("too bright")
         return echo(declaration)(requests)
@@ -219,24 +221,24 @@ def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
 
     answers, _ = batched(decide, submit)
     assert isinstance(answers[1], BadValue)
-    assert [float(answers[n].action_KA[0, 0]) for n in (0, 2)] == pytest.approx([0.0, 0.2])
+    assert [float(answers[n][0][0, 0]) for n in (0, 2)] == pytest.approx([0.0, 0.2])
 
 
 def test_the_answer_of_a_client_that_has_gone_is_dropped(declaration: Declaration) -> None:
     busy = threading.Event()
 
-    def decide(requests: Sequence[ActionRequest]) -> list[Decision]:
+    def decide(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         busy.set()
         time.sleep(0.05)
         return echo(declaration)(requests)
 
-    async def submit(batcher: Batcher) -> Decision:
+    async def submit(batcher: Batcher) -> Any:
         gone = asyncio.create_task(batcher.submit(request(declaration)))
         await asyncio.to_thread(busy.wait)
         gone.cancel()
         return await batcher.submit(request(declaration, 255))
 
-    assert batched(decide, submit)[0].action_KA[0, 0] == 1.0
+    assert batched(decide, submit)[0][0][0, 0] == 1.0
 
 
 def test_a_token_file_holds_one_long_line(tmp_path: Path) -> None:

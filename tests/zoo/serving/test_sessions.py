@@ -10,10 +10,11 @@ import pytest
 
 from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from vla_gym.specs import ActionSpec
+from vla_policies.checkpoint_io.json_records import from_json
 from zoo.serving.client import SESSIONS as CLIENTS
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
-from zoo.serving.protocols import ActionRequest, Decision, check_chunk, renamed
+from zoo.serving.protocols import ActionRequest, check_chunk, renamed
 from zoo.serving.server import SESSIONS
 from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession, action_spec, observation_spec
 from zoo.serving.wire import pack_openpi, pack_vla_eval, unpack
@@ -24,9 +25,8 @@ from .test_wire import IMAGE, OF_OPENPI, OF_VLA_EVAL, bytes_of
 WORDS = VlaEvalServerSession.NAMES
 
 
-def decision(declaration: Declaration) -> Decision:
-    actions = np.linspace(-1, 1, 6, dtype=np.float32).reshape(declaration.chunk, declaration.action_dim)
-    return Decision(action_KA=actions, seconds=0.25)
+def chunk(declaration: Declaration) -> np.ndarray:
+    return np.linspace(-1, 1, 6, dtype=np.float32).reshape(declaration.chunk, declaration.action_dim)
 
 
 def opened(protocol: str, declaration: Declaration, **own: str) -> Any:
@@ -44,15 +44,15 @@ def test_our_client_learns_the_declaration_and_names_its_noise(declaration: Decl
     client = session(names)
     hello = client.hello()
     metadata = client.read_greeting(server.greeting() if hello is None else server.receive(hello))
-    assert Declaration.from_json(metadata[METADATA_KEY], "it") == declaration
+    assert from_json(Declaration, metadata[METADATA_KEY], "it") == declaration
     assert metadata["stream"] == {"seed": 3, "slot": 0}
     for first in client.episode("reach red"):
         assert server.receive(first) is None
     asked = server.receive(client.observation(observation(declaration), (9, 1, 2, 3, 4), deterministic=False))
     assert isinstance(asked, ActionRequest)
     assert (asked.noise, asked.deterministic) == ((9, 1, 2, 3, 4), False)
-    answer = client.read_answer(server.answer(decision(declaration)))
-    assert np.array_equal(answer, decision(declaration).action_KA)
+    answer = client.read_answer(server.answer(chunk(declaration), 0.25))
+    assert np.array_equal(answer, chunk(declaration))
 
 
 def test_the_real_openpi_client_gets_the_chunk(declaration: Declaration) -> None:
@@ -62,21 +62,21 @@ def test_the_real_openpi_client_gets_the_chunk(declaration: Declaration) -> None
     assert asked.observation["state"].tolist() == [0.5, -1.0]
     assert asked.observation["instruction"] == "reach red"
     assert [asked.noise, server.receive(bytes_of(OF_OPENPI)).noise] == [(3, 0, 0, 0), (3, 0, 1, 0)]
-    answer = unpack(server.answer(decision(declaration)))
+    answer = unpack(server.answer(chunk(declaration), 0.25))
     assert answer["server_timing"] == {"infer_ms": 250.0}
-    assert np.array_equal(answer["actions"], decision(declaration).action_KA)
+    assert np.array_equal(answer["actions"], chunk(declaration))
 
 
 def test_the_real_vla_eval_client_gets_single_actions_and_an_episode_drops_the_rest(declaration: Declaration) -> None:
     server = opened("vla-eval", declaration)
     assert server.receive(message("episode_start", {"task": {"name": "x"}})) is None
     assert np.array_equal(server.receive(bytes_of(OF_VLA_EVAL)).observation["image"], IMAGE)
-    first = unpack(server.answer(decision(declaration)))
+    first = unpack(server.answer(chunk(declaration), 0.25))
     assert (first["type"], first["seq"]) == ("action", 3)
     others = [unpack(server.receive(bytes_of(OF_VLA_EVAL)))["payload"]["actions"] for _ in range(2)]
-    assert np.array_equal([first["payload"]["actions"], *others], decision(declaration).action_KA)
+    assert np.array_equal([first["payload"]["actions"], *others], chunk(declaration))
     assert isinstance(server.receive(bytes_of(OF_VLA_EVAL)), ActionRequest)
-    server.answer(decision(declaration))
+    server.answer(chunk(declaration), 0.25)
     with pytest.raises(BadValue, match="agentview"):  # checked though its action is ready
         server.receive(message("observation", {"images": {}, "task_description": "x"}))
     for kind in ("episode_end", "episode_start"):
