@@ -203,14 +203,6 @@ class VLAPolicy(ActorCriticPolicy):
         batch, is_batch = batch_observation(observation, self.conventions)
         return {**on_device(batch, self.device)}, is_batch
 
-    def is_vectorized_observation(self, observation: Any) -> bool:
-        """Whether `observation` is a batch."""
-        return batch_observation(observation, self.conventions)[1]
-
-    def reset_noise(self, n_envs: int = 1) -> None:
-        """SB3's hook for state-dependent noise, which action tokens do not have."""
-        raise BadValue(f"VLAPolicy has no noise to reset (asked for {n_envs} environments)")
-
     def _as_actions(self, action_BKA: Tensor) -> Tensor:
         assert self.action_space.shape is not None
         return action_BKA.reshape(-1, *self.action_space.shape)

@@ -10,7 +10,6 @@ from vla_gym.specs import ActionSpec
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import (
     Conventions,
-    check_compatible,
     check_spaces,
     chunk_shape,
     conventions_of,
@@ -39,18 +38,6 @@ def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> Non
 def test_impossible_conventions_raise(conventions: Conventions, change: dict) -> None:
     with pytest.raises(BadValue, match=next(iter(change))):
         replace(conventions, **change)
-
-
-def test_a_policy_without_spec_takes_any_environment() -> None:
-    check_compatible(ARM, None)
-    check_compatible(ARM, replace(ARM))
-
-
-def test_disagreement_shows_both_sides() -> None:
-    other = replace(ARM, gripper="plus_one_opens")
-    with pytest.raises(BadValue, match="gripper: environment 'plus_one_closes', policy 'plus_one_opens'") as caught:
-        check_compatible(ARM, other)
-    assert "rotation" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

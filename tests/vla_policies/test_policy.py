@@ -50,16 +50,6 @@ def test_sb3_methods_agree_with_ours(policy: VLAPolicy, make_obs: MakeObs) -> No
     assert torch.equal(distribution.mode(), policy._predict(obs, deterministic=True))
 
 
-def test_entropy_and_log_prob_are_float32_at_bf16(policy: VLAPolicy, make_obs: MakeObs) -> None:
-    policy.backbone.bfloat16()
-    obs = make_obs(2)
-    sample = policy.act(obs)
-    result = policy.evaluate(obs, sample.record)
-    for tensor in (sample.logprob_BKA, sample.value_B, sample.action_BKA, result.entropy_BKA, result.value_B):
-        assert tensor.dtype == torch.float32
-    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
-
-
 def test_predict_squeezes_one_observation(policy: VLAPolicy, make_obs: MakeObs) -> None:
     obs = make_obs(3)
     many, state = policy.predict(obs, deterministic=True)
@@ -71,16 +61,6 @@ def test_predict_squeezes_one_observation(policy: VLAPolicy, make_obs: MakeObs) 
         assert np.array_equal(single, many[row])
 
 
-def test_predict_understands_plain_text(policy: VLAPolicy, make_obs: MakeObs) -> None:
-    obs = make_obs(2)
-    texts = {**obs, "instruction": ("reach the red block", "put the bowl on the plate, please")}
-    assert np.array_equal(policy.predict(texts, deterministic=True)[0], policy.predict(obs, deterministic=True)[0])
-    single = {key: value[0] for key, value in obs.items()} | {"instruction": "reach the red block"}
-    assert np.array_equal(policy.predict(single, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0])
-    assert not policy.is_vectorized_observation(single)
-    assert policy.is_vectorized_observation(texts)
-
-
 def test_sampling_follows_the_seed_and_varies(policy: VLAPolicy, make_obs: MakeObs) -> None:
     obs = make_obs(4)
     torch.manual_seed(3)
@@ -89,11 +69,6 @@ def test_sampling_follows_the_seed_and_varies(policy: VLAPolicy, make_obs: MakeO
     assert torch.equal(policy.act(obs).action_BKA, first.action_BKA)
     assert not torch.equal(first.action_BKA, second.action_BKA)
     assert torch.equal(policy.act(obs, deterministic=True).action_BKA, policy.act(obs, True).action_BKA)
-
-
-def test_actions_stay_inside_the_space(policy: VLAPolicy, make_obs: MakeObs) -> None:
-    for action in policy.predict(make_obs(16))[0]:
-        assert policy.action_space.contains(action)
 
 
 def test_one_action_without_chunk(conventions: Conventions, make_obs: MakeObs) -> None:
@@ -113,13 +88,6 @@ def test_the_value_head_may_have_its_own_rate(make_policy: MakePolicy) -> None:
     assert in_groups == len(list(policy.parameters()))
 
 
-def test_training_mode_reaches_the_backbone(policy: VLAPolicy) -> None:
-    policy.set_training_mode(False)
-    assert not policy.backbone.training
-    policy.set_training_mode(True)
-    assert policy.backbone.training
-
-
 def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> None:
     spec = ActionSpec(rotation="none", gripper="none", frame="delta")
     make_policy(action_spec=spec).save_pretrained(tmp_path)
@@ -131,11 +99,7 @@ def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> Non
     [
         ({"backbone": "nanoo"}, UnknownName, "no policy 'nanoo'.*Did you mean 'nano'"),
         ({"backbone_kwargs": {"sise": "tiny"}}, UnknownName, "'sise'"),
-        (
-            {"backbone_kwargs": {"cameras": ["front"]}},
-            BadValue,
-            r"cameras \['front'\] are not in the observation",
-        ),
+        ({"backbone_kwargs": {"cameras": ["front"]}}, BadValue, "front"),
         ({"temperature": 0.0}, BadValue, "temperature must be > 0"),
         ({"use_sde": True}, BadValue, "use_sde"),
         ({"value_lr": 1e-3, "optimizer_class": torch.optim.SGD}, BadValue, "GroupScaledAdamW"),
@@ -149,40 +113,19 @@ def test_wrong_arguments_are_named(
         make_policy(**settings)
 
 
-def test_sde_noise_and_bare_arrays_raise(policy: VLAPolicy) -> None:
-    with pytest.raises(BadValue, match="no noise"):
-        policy.reset_noise()
+def test_bare_arrays_raise(policy: VLAPolicy) -> None:
     with pytest.raises(BadValue, match="an observation is a dict"):
         policy.predict(np.zeros(3))
-    with pytest.raises(BadValue, match="an observation is a dict"):
-        policy(torch.zeros(3))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"temperature": "1"}, "temperature of VLAPolicy must be a number, got '1'"),
-        ({"top_k": 2.5}, "top_k of VLAPolicy must be an integer, got 2.5"),
-        ({"greedy": ["mean"]}, "greedy of VLAPolicy must be one of likeliest, mean, got"),
         ({"backbone_kwargs": "tiny"}, "backbone_kwargs must be a mapping, got 'tiny'"),
-        ({"value_lr": "1e-3"}, "value_lr of VLAPolicy must be a number or null, got '1e-3'"),
-        (
-            {"backbone_kwargs": {"width": 96.0}},
-            "width of backbone_kwargs of nano must be an integer, got 96.0",
-        ),
-        ({"backbone_kwargs": {"size": ["tiny"]}}, "no size of nano"),
-        (
-            {"backbone_kwargs": {"cameras": "image"}},
-            "cameras of backbone_kwargs must be a list of strings, got 'im",
-        ),
-        (
-            {"backbone_kwargs": {"image_size": "32"}},
-            "image_size of backbone_kwargs must be an integer, got '32'",
-        ),
-        (
-            {"backbone_kwargs": {"use_state": "no"}},
-            "use_state of backbone_kwargs must be true or false, got 'no'",
-        ),
+        ({"value_lr": "1e-3"}, "value_lr of VLAPolicy"),
+        ({"backbone_kwargs": {"width": 96.0}}, "width of backbone_kwargs of nano"),
+        ({"backbone_kwargs": {"cameras": "image"}}, "cameras of backbone_kwargs"),
     ],
 )
 def test_settings_of_a_wrong_kind_are_named(conventions: Conventions, settings: dict, message: str) -> None:

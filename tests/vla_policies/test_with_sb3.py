@@ -52,24 +52,6 @@ def test_learns_evaluates_saves_and_loads(envs: VecEnv, tmp_path: Path) -> None:
     loaded.learn(32, reset_num_timesteps=False)
 
 
-def test_the_first_minibatch_has_ratio_one(envs: VecEnv) -> None:
-    model = ppo(envs)
-    model.n_epochs = 1
-    model.batch_size = 32
-    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.0)
-    model.learn(32)
-    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert model.logger.name_to_value["train/clip_fraction"] == 0.0
-
-
-def test_two_runs_of_one_seed_are_the_same() -> None:
-    weights = []
-    for _ in range(2):
-        envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0).as_sb3()
-        weights.append(ppo(envs).learn(64).policy.parameters_to_vector())
-    assert np.array_equal(*weights)
-
-
 def test_a_trained_policy_continues_elsewhere(envs: VecEnv, tmp_path: Path) -> None:
     first = ppo(envs).learn(32)
     first.policy.save_pretrained(tmp_path / "nano")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -165,9 +164,6 @@ def _reason(error: BaseException) -> str:
         return _STATUS.get(status) or f"{endpoint()} answered {status}: {first}"
     if any(type(cause).__module__.startswith(("httpx", "httpcore")) for cause in chain):
         return f"no connection to {endpoint()} ({_first_line(chain[-1])})"
-    if isinstance(error, (json.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError)):
-        what = f"{type(error).__name__}: {first}"
-        return f"{endpoint()} does not answer as the Hub does (a login page of the network? {what}); see HF_ENDPOINT"
     return first + (f" ({_first_line(chain[-1])})" if len(chain) > 1 else "")
 
 

@@ -34,11 +34,6 @@ def test_flow_sde_standard_deviations_are_the_published_ones(num_steps: int, pub
     assert [round(std, 3) for std in std_J.tolist()] == published
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 10])
-def test_the_first_flow_sde_step_has_the_noise_level_itself(num_steps: int) -> None:
-    assert flow_sde_law(num_steps, 0.3)[0][0].item() == pytest.approx(0.3, abs=1e-12)
-
-
 def test_flow_sde_by_hand() -> None:
     # Two steps of 1/2, a = 0.5. At t = 1/2: sigma^2 = 0.25 * 0.5 / 0.5 = 0.25, std^2 = 0.25 / 2 = 0.125,
     # pull = 0.125 / (2 * 0.5) = 0.125.
@@ -53,32 +48,12 @@ def test_flow_sde_by_hand() -> None:
     assert step_mean(x, velocity, time, 0.5, torch.tensor([0.125])).item() == pytest.approx(-0.8125)
 
 
-def test_the_published_weights_give_the_same_mean() -> None:
-    torch.manual_seed(0)
-    x, velocity = torch.randn(2, 3, 4).double(), torch.randn(2, 3, 4).double()
-    for num_steps in (3, 4, 5):
-        std_J, pull_J = flow_sde_law(num_steps, 0.5)
-        for step in range(num_steps):
-            time, delta = 1.0 - step / num_steps, 1.0 / num_steps
-            sigma = std_J[step].item() / math.sqrt(delta)
-            action, noise = x - time * velocity, x + (1.0 - time) * velocity
-            weight = time - delta - sigma**2 * delta / (2.0 * time)
-            expected = (1.0 - (time - delta)) * action + weight * noise
-            time_B = torch.full((2,), time, dtype=torch.float64)
-            got = step_mean(x, velocity, time_B, delta, pull_J[step].expand(2))
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-
-
 def test_flow_cps_keeps_the_size_of_the_noise() -> None:
     std_J, pull_J = flow_cps_law(4, 0.5)
     next_J = torch.tensor([0.75, 0.5, 0.25, 0.0], dtype=torch.float64)
     torch.testing.assert_close(std_J.square() + (next_J - pull_J).square(), next_J.square())
     assert std_J[-1] == 0
     assert FlowSettings(scheme="flow_cps").num_random_steps == 3
-
-
-def test_times_run_from_noise_to_action() -> None:
-    assert flow_times(4).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
 def test_euler_finds_the_action_of_a_straight_flow() -> None:

@@ -52,11 +52,6 @@ def test_uniform_and_normal_have_their_moments():
     assert torch.isfinite(normal).all()
 
 
-def test_a_row_for_each_slot():
-    with pytest.raises(ValueError, match="noise is for 2 rows, got 3"):
-        noise([0, 1]).uniform(3, 4, device=CPU)
-
-
 def test_without_slots_the_global_generator_is_used():
     torch.manual_seed(0)
     first = TORCH_NOISE.normal(2, 3, device=CPU)

@@ -38,19 +38,6 @@ def test_temperature_divides_the_logits() -> None:
     assert dist.log_probs_BKAV.exp().flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
 
 
-def test_forbidden_tokens_are_never_drawn_and_keep_gradients_finite() -> None:
-    raw = logits(1.0, 0.5, 3.0, -2.0).expand(64, 2, 3, 4).clone().requires_grad_()
-    allowed = torch.tensor([True, True, False, True])
-    dist = ActionTokenDistribution(token_log_probs(raw.masked_fill(~allowed, -torch.inf), Sampling()), CODEC)
-    token = dist.draw()
-    assert not (token == 2).any()
-    assert {0, 1, 3} == set(token.unique().tolist())
-    (dist.token_log_prob(token).sum() + dist.token_entropy().sum()).backward()
-    assert raw.grad is not None
-    assert raw.grad.isfinite().all()
-    assert (raw.grad[..., 2] == 0).all()
-
-
 def test_draws_follow_the_probabilities_and_the_seed() -> None:
     torch.manual_seed(0)
     dist = distribution(probs(0.5, 0.25, 0.125, 0.125).expand(20_000, 1, 1, 4))
@@ -95,13 +82,6 @@ def test_the_mean_may_be_what_is_deterministic() -> None:
     sharper = mean.proba_distribution(raw, Sampling(temperature=0.5, greedy="mean"))
     assert sharper.draw(deterministic=True).tolist() == [[[1, 2]]]
     assert set(mean.draw().flatten().tolist()) <= {0, 3}
-
-
-def test_deterministic_is_the_likeliest_token() -> None:
-    dist = distribution(probs(0.2, 0.3, 0.4, 0.1))
-    assert dist.draw(deterministic=True).item() == 2
-    assert dist.mode().item() == CODEC.centres()[2]
-    assert torch.equal(dist.get_actions(deterministic=True), dist.mode())
 
 
 def test_sb3_words_sum_over_the_chunk() -> None:

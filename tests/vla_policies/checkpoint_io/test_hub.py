@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.zoo.loopback_hub import Handler, LoopbackHub, Repo
 from vla_gym.errors import BadValue
-from vla_policies.checkpoint_io.hub import HubId, call, fetch, parse_hub_id, reason
+from vla_policies.checkpoint_io.hub import HubId, call, parse_hub_id, reason
 
 
 @pytest.mark.parametrize(
@@ -60,21 +59,6 @@ def test_the_cause_behind_a_failure_is_told() -> None:
     error = RuntimeError("no download\nat all")
     error.__cause__ = OSError("the disk is full")
     assert reason(error) == "no download (the disk is full)"
-
-
-@pytest.mark.parametrize("answer", [b"<!DOCTYPE html><p>Log in to the network", b"[1]", b"null", b"[" * 100_000])
-def test_a_login_page_in_place_of_the_hub_is_said_to_be(
-    answer: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Handler, "info", lambda self, name, revision: self.answer(200, answer))
-    with LoopbackHub() as server:
-        server.repos["me/x"] = Repo(private=False)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
-        with pytest.raises(BadValue, match=rf"{server.url} does not answer as the Hub does .*; see HF_ENDPOINT"):
-            fetch(HubId("me/x", None), allow=["*.json"])
-        server.shutdown()
 
 
 def test_a_failed_request_is_one_bad_value() -> None:

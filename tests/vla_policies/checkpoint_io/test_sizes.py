@@ -16,17 +16,11 @@ from vla_policies.checkpoint_io.folder import check_sizes
     [
         ({"text_config": {"num_hidden_layers": 10**5}}, "num_hidden_layers"),
         ({"timm_model_kwargs": [{"depth": 10**9}]}, "depth"),
-        ({"hidden_size": 10**9}, "hidden_size"),
         ({"vocab_size": -(10**18)}, "vocab_size"),
         ({"image_sizes": [224, 10**5]}, "image_sizes"),
-        ({"image_resolution": [224, 8192]}, "image_resolution"),
         ({"input_features": {"a": {"shape": [3, 10**9]}}}, "shape"),
-        ({"num_inference_steps": 10**9}, "num_inference_steps"),
-        ({"chunk_size": 30000}, "chunk_size"),
         ({"conventions": {"chunk": 10**30}}, "chunk"),
         ({"max_tokens": 10**30}, "max_tokens"),
-        ({"min_period": 1e30}, "min_period"),
-        ({"chunk_size": float("inf")}, "chunk_size"),
         ({"chunk_size": float("nan")}, "chunk_size"),
     ],
 )

@@ -62,17 +62,6 @@ def test_by_hand() -> None:
     assert layer[0].lora_B["default"].weight.grad.item() == 20.0
 
 
-def test_half_precision_weights_keep_float32_adapters_and_gradients() -> None:
-    module = adapted()
-    for name, parameter in module.named_parameters():
-        if "lora" not in name:
-            parameter.data = parameter.data.bfloat16()
-    fuse(module)
-    module(torch.randn(4, 6).bfloat16()).float().sum().backward()
-    kinds = {parameter.grad.dtype for parameter in module.parameters() if parameter.requires_grad}  # type: ignore[union-attr]
-    assert kinds == {torch.float32}
-
-
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_in_mixed_precision_outputs_and_gradients_are_pefts(weights: torch.dtype) -> None:
     peft = adapted()

@@ -116,14 +116,6 @@ def test_old_rotary_tensors_are_let_pass(copy: Path) -> None:
     open_policy(copy)
 
 
-def test_a_critic_in_the_weights_is_read(copy: Path, golden_root: Path) -> None:
-    heads = load_file(golden_root / "openvla_oft_tiny" / "value_heads.safetensors")
-    critic = {key.removeprefix("out1."): value for key, value in heads.items() if key.startswith("out1.")}
-    edit_weights(copy, lambda tensors: tensors.update(critic))
-    head = open_policy(copy).backbone.value_head
-    assert torch.equal(head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
-
-
 def test_a_critic_in_the_weights_says_how_many_values_it_gives(oft_copy: Path, golden_root: Path) -> None:
     """As in RLinf's PPO checkpoints with a value for each action of the chunk."""
     heads = load_file(golden_root / "openvla_oft_tiny" / "value_heads.safetensors")
@@ -191,13 +183,3 @@ def test_the_saved_folder_has_the_official_layout(folder: Path, tmp_path: Path) 
     config.pop("vla_zoo")
     assert config == json.loads((folder / "config.json").read_text())
     assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-
-
-def test_weights_in_bf16_keep_a_critic_in_float32(folder: Path, observe: Observe) -> None:
-    policy = open_policy(folder, backbone_kwargs={"dtype": "bfloat16"})
-    assert policy.backbone.network.projector.fc1.weight.dtype == torch.bfloat16
-    assert policy.backbone.value_head.mlp[0].weight.dtype == torch.float32
-    sample = policy.act(observe(0))
-    assert sample.logprob_BKA.dtype == sample.value_B.dtype == torch.float32
-    result = policy.evaluate(observe(0), sample.record)
-    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)

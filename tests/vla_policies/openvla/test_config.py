@@ -25,12 +25,6 @@ def test_settings_are_checked(options: dict[str, Any], names: str) -> None:
     assert from_json(Settings, {"lora": {"rank": 4}}, "options").lora == LoraSettings(rank=4)
 
 
-@pytest.mark.parametrize("gib", [-1, float("nan")])
-def test_kept_features_are_checked_before_anything_is_built(gib: float) -> None:
-    with pytest.raises(BadValue, match="cache_features must be GiB >= 0"):
-        from_json(Settings, {"cache_features": gib}, "options")
-
-
 @pytest.mark.parametrize("name", ["head", "use_state", "stop_token"])
 def test_what_openvla_does_not_read_is_no_setting_of_it(name: str) -> None:
     with pytest.raises(UnknownName, match=f"no setting in backbone_kwargs of openvla '{name}'"):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import pytest
 import torch
@@ -131,28 +130,6 @@ def test_what_has_no_adapter_says_so(folder: Path, tmp_path: Path) -> None:
         fresh.save_adapter(tmp_path)
 
 
-def test_the_number_of_trained_weights_is_the_published_one() -> None:
-    from vla_policies.openvla.config import SIZES, tower_shape
-    from vla_policies.openvla.vision import VisionTower
-
-    # r (in + out) of every linear layer of SigLIP's blocks (27) and of the pool, and DINOv2's blocks (24), r = 32.
-    rank = 32
-    counts = {}
-    for timm_id, overrides in zip(
-        ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"),
-        SIZES["7b"]["towers"],
-        strict=True,
-    ):
-        with torch.device("meta"):
-            tower = VisionTower(tower_shape(timm_id, overrides, 224))
-        for name, layer in tower.named_modules():
-            if isinstance(layer, torch.nn.Linear):
-                part = "pool" if name.startswith("attn_pool") else timm_id[4:7]
-                counts[part] = counts.get(part, 0) + rank * (layer.in_features + layer.out_features)
-    assert counts == {"lar": 12_582_912, "so4": 15_399_936, "pool": 607_232}
-    assert np.sum(list(counts.values())) == 28_590_080
-
-
 def high(policy: VLAPolicy) -> list[float]:
     """The numbers that +1 stands for."""
     return policy.backbone.processor.action_normaliser.high_A.tolist()
@@ -175,14 +152,11 @@ def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: 
         assert high(open_policy(tmp_path / name, unnorm_key=None)) == entry["action"]["q99"]
 
 
-@pytest.mark.parametrize(
-    "special", [{"use_rslora": True}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}]
-)
-def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(
-    folder: Path, observe: Observe, tmp_path: Path, special: dict[str, Any]
-) -> None:
+def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(folder: Path, observe: Observe, tmp_path: Path) -> None:
     network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **special)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, rank_pattern={"q_proj": 2}
+    )
     peft.get_peft_model(network, config).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(folder)}))

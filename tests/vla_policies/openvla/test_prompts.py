@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_gym.errors import BadValue
-from vla_policies.openvla.processor import BOS, SPACE, VICUNA, PromptTokenizer, openvla_prompt, template_of
+from vla_policies.openvla.processor import BOS, SPACE, PromptTokenizer, openvla_prompt, template_of
 
 
 def test_the_instruction_is_in_lower_case() -> None:
@@ -19,18 +18,6 @@ def test_openvla_v01_is_asked_as_its_vicuna_chats(key: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "official", [{}, {"llm_backbone_id": "llama2-7b-pure", "hf_llm_id": "meta-llama/Llama-2-7b-hf"}]
-)
-def test_others_are_asked_as_openvla_7b(official: dict[str, str]) -> None:
-    assert openvla_prompt("{go}", template_of(official)) == openvla_prompt("{go}")
-
-
-def test_a_tokenizer_keeps_to_its_template() -> None:
-    ids = PromptTokenizer("", template=VICUNA).ids("go")
-    assert bytes(id_ - 3 for id_ in ids[1:-1]).decode() == VICUNA.format("go")
-
-
 def test_without_a_tokenizer_letters_are_bytes() -> None:
     ids = PromptTokenizer("").ids("go")
     prompt = openvla_prompt("go").encode()
@@ -44,8 +31,3 @@ def test_a_batch_is_padded_on_the_right() -> None:
     assert ids_BL.shape == mask_BL.shape == (2, len(tokenizer.ids("go up")))
     assert ids_BL[0].tolist() == [*tokenizer.ids("go"), 7, 7, 7]
     assert mask_BL.sum(1).tolist() == [len(tokenizer.ids("go")), len(tokenizer.ids("go up"))]
-
-
-def test_an_instruction_needs_a_word() -> None:
-    with pytest.raises(BadValue, match="holds no word"):
-        PromptTokenizer("").ids("  ")

@@ -11,7 +11,6 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
 import vla_gym
 from vla_gym.observation import encode_instruction
@@ -77,34 +76,6 @@ def test_tokens_after_the_first_depend_on_those_before() -> None:
     assert not torch.allclose(first[..., 1], second[..., 1])
     assert isinstance(policy.get_distribution(obs), GeneratedDistribution)
     assert policy.get_distribution(obs).entropy() is None
-
-
-def test_all_256_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    policy, obs = make("openvla", 1), observations(1)
-    many = {key: np.repeat(value[:1], 256, axis=0) for key, value in obs.items()}
-    sample = policy.act(many)
-    drawn = sample.logprob_BKA[:, 0, 0]
-    entropy = policy.evaluate(many, sample.record).entropy_BKA[0, 0, 0]
-    assert (-drawn).mean().item() == pytest.approx(entropy.item(), abs=0.3)
-
-
-def test_logits_are_computed_for_the_action_rows_at_the_action_slots_only(monkeypatch: Any) -> None:
-    for family, chunk in (("openvla", 1), ("openvla-oft", 4)):
-        policy, obs = make(family, chunk), observations(chunk)
-        shapes = []
-        network = policy.backbone.network
-        original = network.action_logits
-
-        def spy(hidden: Tensor, original: Any = original, shapes: list[Any] = shapes) -> Tensor:
-            out: Tensor = original(hidden)
-            shapes.append(tuple(out.shape))
-            return out
-
-        monkeypatch.setattr(network, "action_logits", spy)
-        monkeypatch.setattr(network.language_model.lm_head, "forward", lambda _: pytest.fail("all rows computed"))
-        policy.evaluate(obs, policy.act(obs).record)
-        assert shapes[-1] == (4, chunk * 2, 256)
-        assert all(shape[-1] == 256 for shape in shapes)
 
 
 @pytest.mark.processes

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from vla_policies.actions.sampling import Sampling
 from vla_policies.pi0.model import Pi0Backbone
-from vla_policies.registry import family_class
 
 MakeFlow = Callable[..., Pi0Backbone]
 Obs = dict[str, Tensor]
@@ -40,11 +39,3 @@ def test_the_critics_gradient_stops_where_asked(make_flow: MakeFlow, obs: Obs, f
     assert backbone.value_head.mlp[0].weight.grad is not None
     assert ("vlm" in reached) == (not detach)
     assert ("expert" in reached) == (not detach and feature == "expert")
-
-
-def test_bare_names_stand_for_published_checkpoints() -> None:
-    for family in FAMILIES:
-        found = family_class(family)
-        assert found.published == f"lerobot/{family}_base"
-        assert not found.wants_fresh({"num_steps": 4})
-        assert found.wants_fresh({"size": "tiny"})

@@ -19,7 +19,6 @@ from vla_policies.pi0.processor import (
     Pi0Processor,
     paligemma_encoder,
     pi0_text,
-    pi05_text,
     resize_pil,
     resize_with_pad,
     state_bins,
@@ -121,10 +120,6 @@ def test_state_bins_by_hand() -> None:
     # 256 bins of width 1/128 from -1: -1 opens bin 0, 0 opens bin 128, what lies below is -1, above stays 255.
     values = np.array([-1.5, -1.0, -1.0 + 1 / 128, 0.0, 0.999, 1.0, 7.0])
     assert state_bins(values).tolist() == [-1, 0, 1, 128, 255, 255, 255]
-
-
-def test_pi05_text_by_hand() -> None:
-    assert pi05_text("open_it", np.array([0.0, -1.0])) == "Task: open it, State: 128 0;\nAction: "
 
 
 def test_a_folders_own_tokenizer_is_used(tmp_path: Path) -> None:

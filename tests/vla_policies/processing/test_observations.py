@@ -32,13 +32,6 @@ def test_instructions_as_text_equal_their_bytes(conventions: Conventions, make_o
     assert torch.equal(batch_observation(texts, conventions)[0]["instruction"], torch.from_numpy(obs["instruction"]))
 
 
-def test_one_plain_string(conventions: Conventions, make_obs: MakeObs) -> None:
-    obs = {key: value[0] for key, value in make_obs(1).items()}
-    tensors, batched = batch_observation({**obs, "instruction": "reach the red block"}, conventions)
-    assert not batched
-    assert torch.equal(tensors["instruction"][0], torch.from_numpy(obs["instruction"]))
-
-
 def test_keys_the_policy_does_not_read_are_left(conventions: Conventions, make_obs: MakeObs) -> None:
     narrow = replace(conventions, cameras=("image",), state_dim=0)
     assert set(batch_observation(make_obs(2), narrow)[0]) == {"image", "instruction"}
@@ -67,11 +60,6 @@ def test_parts_that_cannot_be_are_named(
 ) -> None:
     with pytest.raises(BadValue, match=message):
         batch_observation({**make_obs(2), key: value}, conventions)
-
-
-def test_anything_but_a_dict_raises(conventions: Conventions) -> None:
-    with pytest.raises(BadValue, match="got ndarray"):
-        batch_observation(np.zeros(3), conventions)  # type: ignore[arg-type]
 
 
 def test_padding_is_on_the_right() -> None:
