@@ -19,7 +19,7 @@ from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import REWARD
 from zoo.distributed.learner import Learner
 from zoo.imitation.weights import NothingToWeigh, weighed
-from zoo.improve import Rounds, _as_flags, _fresh, parser
+from zoo.improve import Rounds, _fresh, parser
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -45,16 +45,10 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("argv", "says"),
     [
         ([], "--env is missing"),
-        (["--env", "Toy-Reach"], "--policy is missing"),
         (["--env", "Toy-Reech", "--policy", "nano"], "Did you mean 'Toy-Reach'"),
-        ([*TOY[:2], "--policy", "nanno"], "Did you mean 'nano'"),
         ([*TOY, "--dataset", "none"], "no folder 'none'"),
         ([*TOY, "--episodes", "0"], "give a --dataset to learn from"),
-        ([*TOY, "--weight", "some"], "--weight"),
-        ([*TOY, "--privileged-coef", "1"], "unknown argument '--privileged-coef'"),
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
-        ([*TOY, "--rounds", "0"], "must be at least 1"),
-        ([*TOY, "--temperature", "0"], "--temperature"),
         ([*TOY, "--eval-split", "text"], "no split 'text'"),
         ([*TOY, "-params", "gamma:0.9"], "-params gamma"),
         ([*TOY, "--eval-episodes", "1000"], "more than the 150 start states"),
@@ -76,10 +70,6 @@ def test_a_dataset_without_outcomes_is_refused_before_anything_is_collected(
     LeRobotWriter(Path("d"), {}, fps=10).add([shown(2)], tried=1)
     assert says in complaint(capsys, *TOY, "--dataset", "d", "--weight", weight)
     assert not RUN.exists()
-
-
-def test_a_second_round_without_collecting_is_refused(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--rounds 1" in complaint(capsys, *TOY, "--episodes", "0", "--dataset", str(demos))
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(
@@ -256,12 +246,6 @@ def test_a_round_learns_from_the_rollouts_of_all_before() -> None:
     assert (plain.weight, plain.beta, plain.augment, plain.n_updates) == ("success", None, None, 300)
 
 
-def test_the_policy_is_evaluated_before_the_first_round() -> None:
-    args = evaluate.parser().parse(asked("--num-envs", "2").evaluating(7))
-    assert (args.policy, args.split, args.eval_episodes, args.num_envs) == ("mine", "validation", 7, 2)
-    assert args.output == "runs/round_0.json"
-
-
 def test_each_command_gets_the_settings_that_it_takes(tmp_path: Path) -> None:
     left_policy(tmp_path, 1)
     kwargs = "policy_kwargs:{optimizer_kwargs: {eps: 1.0e-6}, backbone_kwargs: {size: tiny}}"
@@ -281,9 +265,3 @@ def test_a_round_goes_on_from_the_last_that_learned(tmp_path: Path) -> None:
     assert [rounds.policy_after(number) for number in range(5)] == ["mine", "mine", *[best] * 3]
     with pytest.raises(BadValue, match="holds no policy"):
         asked(folder=tmp_path, done=4).policy_after(3)
-
-
-@pytest.mark.parametrize("flag", [(), ("--augment",), ("-params", "chunk:2", "image_size:64"), ("--gamma", "0.5")])
-def test_flags_are_read_back_as_they_were(flag: tuple[str, ...]) -> None:
-    given: Any = parser().parse([*ASKED, *flag])
-    assert parser().parse(_as_flags(vars(given))) == given

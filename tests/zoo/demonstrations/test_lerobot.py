@@ -87,18 +87,6 @@ def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:
     assert solved_episodes(tmp_path / "d") == 1
 
 
-def test_what_the_expert_saw_is_read_when_asked_for(tmp_path: Path) -> None:
-    seen_TP = np.arange(6, dtype=np.float32).reshape(3, 2)
-    write = LeRobotWriter(tmp_path / "d", {}, fps=10)
-    write.add([replace(shown(3), extra={PRIVILEGED: seen_TP})], tried=1)
-    (plain,), (seen,) = read_dataset(tmp_path / "d"), read_dataset(tmp_path / "d", privileged=True)
-    assert plain.extra == {}
-    np.testing.assert_array_equal(seen.extra[PRIVILEGED], seen_TP)
-    LeRobotWriter(tmp_path / "bare", {}, fps=10).add([shown(3)], tried=1)
-    with pytest.raises(BadValue, match="does not say what an expert saw"):
-        read_dataset(tmp_path / "bare", privileged=True)
-
-
 def test_one_number_a_frame_is_a_plain_column(tmp_path: Path) -> None:
     """lerobot reads features of shape [1] as numbers, and refuses lists of one for them."""
     seen_T1 = np.array([[0.5], [0.25], [-1.0]], dtype=np.float32)
@@ -253,15 +241,6 @@ def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
     assert stats["observation.images.image"]["max"] == [[[pytest.approx(40 / 255)]]] * 3
 
 
-def test_vector_statistics_by_hand() -> None:
-    stats = lr.vector_stats(np.array([[0.0], [1.0], [2.0]], np.float32))
-    assert stats["mean"] == [1.0]
-    assert stats["std"] == [pytest.approx((2 / 3) ** 0.5)]
-    assert stats["q50"] == [1.0]
-    assert stats["q10"] == [pytest.approx(0.2)]
-    assert stats["count"] == [3]
-
-
 def test_a_collection_goes_on_under_its_own_settings_only(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "d", SETTINGS, fps=80).add([shown(3)], tried=5)
     writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
@@ -302,25 +281,16 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
         (shutil.rmtree, "no folder"),
         (lambda root: (root / lr.INFO_PATH).unlink(), "info.json"),
         (lambda root: change_info(root, codebase_version="v2.1"), "v2.1"),
-        (lambda root: change_info(root, fps=None), "fps"),
         (lambda root: change_info(root, fps=0), "fps"),
         (lambda root: change_info(root, features={lr.ACTION: {"dtype": "float32"}}), "images"),
-        (lambda root: change_info(root, total_episodes="1"), "total_episodes"),
-        (lambda root: change_info(root, total_episodes=0), "no episodes"),
         (lambda root: change_info(root, total_episodes=2), "found 1"),
         (lambda root: change_info(root, video_path=None), "video_path"),
         (lambda root: (root / TASKS).unlink(), "FileNotFoundError"),
-        (lambda root: (root / TASKS).write_text("version https://git-lfs"), "a Git LFS pointer"),
         (lambda root: change_table(root, TASKS, __index_level_0__=None), "one column of sentences"),
         (lambda root: change_table(root, TASKS, task_index=[7]), "KeyError"),
-        (lambda root: change_table(root, TASKS, __index_level_0__=[""]), "task 0"),
-        (lambda root: change_table(root, ROWS, length=None), "KeyError"),
         (lambda root: change_table(root, ROWS, **{FROM: [-0.1]}), "episode 0"),
-        (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
         (lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]), "episode 0 .* vectors of one length"),
-        (lambda root: change_table(root, DATA, action=[[0.0], None]), "episode 0 .* vectors of one length"),
         (lambda root: change_table(root, DATA, action=[[0.0], [NAN]]), "episode 0 .* frame 1"),
-        (lambda root: change_table(root, DATA, action=[[0.0], [None]]), "episode 0 .* frame 1"),
         (lambda root: change_table(root, DATA, **{lr.STATE: [[NAN], [0.0]]}), "'observation.state' .* frame 0"),
         (lambda root: next(root.glob("videos/*/*/*.mp4")).write_bytes(b"no film"), "cannot be read as video"),
     ],
@@ -357,9 +327,7 @@ def film(path: Path, *encoding: str, frames: int = 3) -> Path:
 @pytest.mark.parametrize(
     ("name", "codec", "pixels"),
     [
-        ("eight.mp4", "libx264", "yuv420p"),
         ("ten.mp4", "libx264", "yuv420p10le"),
-        ("av1.mkv", "libsvtav1", "yuv420p10le"),
         ("twelve.webm", "libvpx-vp9", "yuv420p12le"),
     ],
 )
@@ -545,7 +513,6 @@ def test_a_damaged_dataset_is_not_gone_on_with(name: str, content: bytes, tmp_pa
         (["top"], {"image": "top"}),
         (["image", "image2"], {"image": "image", "wrist_image": "image2"}),
         (["image2", "image", "wrist_image"], {"image": "image", "wrist_image": "wrist_image"}),
-        (["image", "left"], {"image": "image"}),
     ],
 )
 def test_cameras_have_lerobots_names_of_them_too(names: list[str], read: dict[str, str], tmp_path: Path) -> None:
@@ -563,12 +530,3 @@ def test_one_process_collects_into_a_folder(tmp_path: Path) -> None:
     with locked(tmp_path / "b" / "d"):
         pass
     assert not (tmp_path / "b").exists()
-
-
-def test_what_a_process_killed_at_its_start_leaves_is_no_obstacle(tmp_path: Path) -> None:
-    for folder in ("meta", "data/chunk-000"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "meta" / f".file.partial-{2**22 + 1}").write_text("half")  # of a number that no process has
-    with locked(tmp_path):
-        LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(2)], tried=1)
-    assert len(read_dataset(tmp_path)) == 1

@@ -19,12 +19,8 @@ from zoo.experts.libero import (
     LiberoExpert,
     SkillStage,
     TurningSkill,
-    facing,
-    is_door,
     is_dragged,
-    narrowest_yaw,
     next_part,
-    pulls,
 )
 from zoo.experts.libero_placing import CLOSING, POINTING
 from zoo.experts.motion import yaw_of
@@ -67,20 +63,6 @@ def drawer(way: float, y: float = -0.1) -> Moving:
     )
 
 
-def test_a_way_to_the_handles_side_is_a_pull() -> None:
-    assert pulls(drawer(-0.15))
-    assert not pulls(drawer(0.15))
-
-
-def test_a_hand_faces_where_it_should_by_the_smaller_turn() -> None:
-    pointing_3, closing_3 = np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0])
-    for now in (DOWN, np.array([0.0, 0.0, 1.0, 0.0])):
-        axes_33 = axes_of(facing(now, pointing_3, closing_3))
-        np.testing.assert_allclose(axes_33[:, 2], pointing_3, atol=1e-9)
-        assert abs(axes_33[:, 1] @ closing_3) == pytest.approx(1.0)
-        np.testing.assert_allclose(np.linalg.det(axes_33), 1.0)
-
-
 def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[SkillStage], Moving]:
     """The stages in a world in which the hand goes a third of what is asked and a drawer follows a hand at it."""
     hand, seen = START, []
@@ -108,10 +90,6 @@ def test_a_drawer_is_moved_all_the_way_and_the_hand_goes_back(way: float) -> Non
     assert part.way * math.copysign(1.0, way) <= 0.0
 
 
-def test_the_narrowest_level_axis() -> None:
-    assert narrowest_yaw(block(0.0, 0.0, 0.0, (0.035, 0.012, 0.005))) == pytest.approx(math.pi / 2)
-
-
 def knob(way: float) -> Moving:
     """A knob whose ridge lies along x, 6 cm long; the fingers close along y."""
     ridge = block(0.0, 0.0, 0.9, (0.03, 0.01, 0.02))
@@ -126,24 +104,10 @@ def test_a_hand_is_put_on_a_knob_so_that_half_the_turn_is_near_to_where_it_is(wa
     assert math.remainder(yaw_of(command.quat_4, CLOSING) - yaw, 2 * math.pi) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_knob_is_given_longer_than_a_way() -> None:
-    skill, steps = TurningSkill(), 0
-    skill.stage = SkillStage.MOVE
-    while skill.stage is SkillStage.MOVE:
-        skill.command(START, knob(2.0))
-        steps += skill.stage is SkillStage.MOVE
-    assert steps == 120
-
-
 def door(way: float) -> Moving:
     """A door that turns about the z axis through the origin, held by an upright bar 24 cm away along -x, at 1 m."""
     bar = block(-0.24, 0.0, 1.0, (0.01, 0.01, 0.07))
     return Moving(met=False, handle=bar, turns=True, axis_3=np.array([0.0, 0.0, 1.0]), anchor_3=np.zeros(3), way=way)
-
-
-@pytest.mark.parametrize(("part", "is_one"), [(door(-1.0), True), (knob(1.0), False)])
-def test_a_door_is_held_far_from_its_axis(part: Moving, is_one: bool) -> None:
-    assert is_door(part) is is_one
 
 
 @pytest.mark.parametrize(("way", "led"), [(-1.5, -0.35), (0.05, 0.15)])
@@ -204,11 +168,3 @@ def test_fingers_that_the_dishs_floor_stops_have_come_down() -> None:
     assert skill.stage is SkillStage.REACH
     skill.command(hand(0.015, 0.02, 0.916), PART)
     assert skill.stage is SkillStage.MOVE
-
-
-def test_fingers_do_not_follow_a_dish_that_tips() -> None:
-    skill = DraggingSkill()
-    skill.command(hand(0.0, 0.02, 0.976), PART)
-    tipped = skill.command(hand(0.0, 0.02, 0.906), replace(PART, thing=block(0.0, 0.0, 0.89, (0.1, 0.1, 0.01))))
-    assert tipped is not None
-    np.testing.assert_allclose(tipped.point_3[2], 0.906)

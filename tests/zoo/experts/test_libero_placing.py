@@ -88,21 +88,11 @@ def test_a_block_left_behind_has_slipped(plan: Plan) -> None:
     assert not has_slipped(PlacingStage.RAISE, at(0.1, 0.0, 0.242), placing(0.23), plan)
 
 
-TURNED = np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0])  # by 0.2 rad
-
-
 @pytest.mark.parametrize(
     ("stage", "steps", "hand", "over"),
     [
         (PlacingStage.DESCEND, 1, at(0.1, 0.0, 0.047), True),
         (PlacingStage.DESCEND, 1, at(0.1, 0.0, 0.049), False),
-        # Turned by 0.2 rad.
-        (
-            PlacingStage.DESCEND,
-            1,
-            replace(at(0.1, 0.0, 0.042), quat_4=np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0])),
-            False,
-        ),
         (PlacingStage.GRASP, 8, START, False),
         (PlacingStage.GRASP, 9, START, True),
         (PlacingStage.DESCEND, 40, START, True),
@@ -150,7 +140,6 @@ def test_a_handle_is_taken_across() -> None:
 
 
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
-ON_ITS_SIDE = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)  # a quarter turn about x: its y axis points up
 
 
 def solid(half: tuple[float, float, float], quat: np.ndarray = UPRIGHT, height: float = 0.0) -> Solid:
@@ -238,14 +227,3 @@ def test_a_place_of_its_own_or_a_deep_one_is_gone_to_by_its_middle() -> None:
     assert not own_place(pot(0.0, burner), []).any()
     assert not own_place(pot(0.0, burner), [pot(0.1, basket)]).any()
     assert not own_place(pot(0.0, basket), [pot(0.1, basket)]).any()
-
-
-def test_the_skill_goes_to_its_own_place() -> None:
-    skill = PlacingSkill(RIM_AZIMUTH, np.array([-0.05, 0.0]))
-    part = pot(0.0, block(0.0, -0.2, 0.0, (0.075, 0.075, 0.003)), half=(0.02, 0.02, 0.08))
-    hand = Hand(point_3=np.array([0.0, 0.3, 0.142]), quat_4=DOWN)
-    assert skill.command(hand, part) is not None
-    skill.stage = PlacingStage.LOWER
-    command = skill.command(hand, part)
-    assert command is not None
-    np.testing.assert_allclose(command.point_3[:2], [-0.05, -0.2])

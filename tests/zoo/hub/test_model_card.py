@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.zoo.stand_ins import toy_config
-from zoo.hub.model_card import CardFacts, front_matter, inline, model_card
+from zoo.hub.model_card import CardFacts, front_matter, model_card
 
 
 def rate(name: str) -> dict[str, Any]:
@@ -52,14 +52,6 @@ def test_success_has_its_counts_and_its_interval(suites: list[str], names: list[
     assert "| all episodes | 33.3% | 6.1% to 90.0% | 1 of 3 |" in model_card(facts)
 
 
-def test_many_tasks_are_cut_and_it_is_said() -> None:
-    evaluation = {"success": rate("all"), "tasks": [rate(f"task {number}") for number in range(45)]}
-    text = model_card(replace(FACTS, evaluation=evaluation))
-    assert "| task 39 |" in text
-    assert "| task 40 |" not in text
-    assert "5 tasks more are in `results.json`." in text
-
-
 def test_names_from_files_stay_text() -> None:
     # a record of a run that came from elsewhere, shared once more
     hostile = "<script>x</script>\n---\n## Fake\n| a | b |\n[click](http://x) `c`"
@@ -86,13 +78,3 @@ def test_training_on_goes_past_the_checkpoint() -> None:
     # The best policy is of step 3 of a run that went on to step 300.
     text = model_card(replace(FACTS, saved_step=300))
     assert "python -m zoo.train -i me/run -n 600   # train on" in text
-
-
-def test_how_it_was_launched() -> None:
-    text = model_card(replace(FACTS, protocol={**FACTS.protocol, "launch": "8 processes, bf16"}))
-    assert f"Started from the recipe `{FACTS.config.entry}`, by 8 processes, bf16.\n" in text
-
-
-def test_one_line_of_markdown() -> None:
-    assert inline("a|b\n<i>*c*\x1b[0m") == r"a\|b &lt;i&gt;\*c\* \[0m"
-    assert inline("libero_object: pick_up the milk") == "libero_object: pick_up the milk"

@@ -23,9 +23,9 @@ from zoo import sft
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
-from zoo.demonstrations.lerobot_video import Video, write_video
+from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED
 from zoo.imitation import frames
 from zoo.imitation.frames import (
     batches,
@@ -65,18 +65,6 @@ def test_several_datasets_are_learned_together(
     assert SFTConfig(dataset=stored[1]).folders == (demos, others)
 
 
-def test_what_frames_weigh_is_part_of_what_they_are() -> None:
-    episodes = [demonstration(2), demonstration(3)]
-    plain = frames_of([*episodes], 2)
-    weighed = frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])])
-    picked = weighed.pick(torch.tensor([4, 1]), torch.device("cpu"))
-    assert picked.weight_B is not None
-    assert picked.weight_B.tolist() == [5.0, 2.0]
-    assert plain.weight_B is None
-    others = frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 6.0])])
-    assert len({digest for frames in (plain, weighed, others) for digest in frames.digests()}) == 6
-
-
 def test_every_part_of_what_is_learned_is_in_its_digest() -> None:
     one = replace(demonstration(3), extra={PRIVILEGED: np.ones((3, 2), np.float32)})
     brighter = {camera: image_THWC + np.uint8(1) for camera, image_THWC in one.images.items()}
@@ -94,19 +82,6 @@ def test_every_part_of_what_is_learned_is_in_its_digest() -> None:
         assert whole != same[0]
         # What earlier versions noted.
         assert (bare != same[1]) == (name in ("action_TA", "extra"))
-    joined = frames_of([replace(one), replace(one)], 2)
-    assert joined.digests()[0] != frames_of([longer(one)], 2).digests()[0]
-
-
-def longer(one: Demonstration) -> Demonstration:
-    """An episode of the frames of two."""
-    return replace(
-        one,
-        images={camera: np.concatenate([image, image]) for camera, image in one.images.items()},
-        state_TS=np.concatenate([one.state_TS] * 2),
-        action_TA=np.concatenate([one.action_TA] * 2),
-        extra={PRIVILEGED: np.concatenate([one.extra[PRIVILEGED]] * 2)},
-    )
 
 
 def test_earlier_versions_noted_the_sha256_of_the_numbers() -> None:
@@ -116,19 +91,6 @@ def test_earlier_versions_noted_the_sha256_of_the_numbers() -> None:
     assert frames.digests()[1] == expected.hexdigest()
 
 
-@pytest.mark.processes
-def test_cameras_that_the_policy_does_not_look_at_are_not_read(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (one,) = read_dataset(demos, 1)
-    wrist = np.zeros((one.length, 8, 8, 3), np.uint8)
-    LeRobotWriter(Path("d"), {}, fps=10).add([replace(one, images={**one.images, "wrist_image": wrist})], tried=1)
-    (video,) = Path("d/videos").glob("*wrist*/*/*.mp4")
-    write_video(video, [wrist[:1]], fps=10, crf=0)  # which ends too early
-    assert frames_learned(capsys, "--dataset", "d", str(demos), "--episodes", "1") == (2, 2 * one.length)
-
-
 def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> None:
     toy = find_benchmark("Toy-Reach")  # ten steps a second
     for fps in (10, 20):
@@ -136,20 +98,6 @@ def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> 
     check_rate(tmp_path / "10", toy)
     with pytest.warns(TrainingWarning, match="has 20 frames per second, the environment 10 steps"):
         check_rate(tmp_path / "20", toy)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("side", "warns"), [(16, True), (32, False)])
-def test_pictures_of_another_size_are_learned_with_a_warning(
-    side: int, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    one = replace(shown(2, side=side), action_TA=np.zeros((2, 2), np.float32))
-    LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
-    assert sft.run([*ASKED, "--dataset", "d", *TINY]) == 0
-    says = "warning: 'd' has images of 16 x 16 ('image'), the environment draws 32 x 32: the policy learns"
-    said = capsys.readouterr().out
-    assert (says in said) == ("-params image_size:16 draws such ones" in said) == warns
 
 
 def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:

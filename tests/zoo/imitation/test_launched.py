@@ -18,7 +18,6 @@ pytestmark = pytest.mark.processes
 pytest.importorskip("pyarrow")
 SEEDED = (*TOY, "--batch-size", "8", "--seed", "0", "--augment")
 SIZE = ("-n", "4", "--eval-freq", "2", "--eval-episodes", "5", "--micro-batch-size", "3")
-LORA = "policy_kwargs:{backbone_kwargs: {lora: {rank: 4}}}"
 
 
 def assert_close(run: Path, expected: Path) -> None:

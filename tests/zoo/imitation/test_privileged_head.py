@@ -45,21 +45,6 @@ def test_of_what_the_expert_saw_the_places_of_things_are_learned() -> None:
         only_places({Path("a"): [seen(2, 5)], Path("b"): [seen(2, 4)]}, pick)
 
 
-@pytest.mark.parametrize(
-    "env", ["ManiSkill/PickCube", "ManiSkill-Plate25", "MetaWorld-MT10", "LIBERO-Goal", "LIBERO-130"]
-)
-def test_places_are_numbers_of_the_vector(env: str) -> None:
-    benchmark = find_benchmark(env)
-    assert benchmark.places
-    assert len(set(benchmark.places)) == len(benchmark.places)
-    assert max(benchmark.places) < benchmark.privileged_dim
-
-
-def test_a_table_tasks_places_follow_its_hand() -> None:
-    # Nine numbers of the hand, then cube and goal with a quaternion each.
-    assert find_benchmark("ManiSkill/PickCube").places == (9, 10, 11, 16, 17, 18)
-
-
 def test_fresh_weights_get_a_head_of_the_datasets_length() -> None:
     groups = {Path("a"): [seen(3, 4)], Path("b"): [seen(2, 4)]}
     asked = config_with_head(config("nano"), groups).policy_kwargs

@@ -11,18 +11,13 @@ import pytest
 from tests.zoo.imitation.test_loss import shown
 from vla_gym.errors import BadValue
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
-from zoo.imitation.weights import NothingToWeigh, advantage_weights, advantages_of, discounted_returns, weighed
+from zoo.imitation.weights import NothingToWeigh, advantage_weights, advantages_of, weighed
 
 
 def played(*rewards: float, task: str = "reach") -> Demonstration:
     """An episode with these rewards, solved where one is above 0."""
     reward_T = np.array(rewards, dtype=np.float32)
     return replace(shown(len(rewards), task), extra={REWARD: reward_T, SUCCESS: reward_T > 0})
-
-
-def test_a_return_is_the_discounted_sum_to_the_end() -> None:
-    assert discounted_returns(np.array([0.0, 2.0, 1.0]), 0.5).tolist() == [1.25, 2.5, 1.0]
-    assert discounted_returns(np.array([0.0, 2.0, 1.0]), 0.0).tolist() == [0.0, 2.0, 1.0]
 
 
 def test_an_advantage_is_over_the_tasks_mean_at_the_step_where_ended_episodes_count_with_their_last() -> None:

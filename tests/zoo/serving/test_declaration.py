@@ -8,33 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from vla_policies.checkpoint_io.json_records import from_json, to_json
 from zoo.serving.declaration import Declaration
 from zoo.serving.openpi import OpenpiServerSession
 
 from .conftest import observation
 
 NAMES = OpenpiServerSession.NAMES
-
-
-def test_json_round_trip(declaration: Declaration) -> None:
-    assert from_json(Declaration, to_json(declaration), "here") == declaration
-    with pytest.raises(UnknownName, match=r"'camera'.*cameras"):
-        from_json(Declaration, {**to_json(declaration), "camera": 1}, "here")
-    with pytest.raises(BadValue):
-        from_json(Declaration, 3, "here")
-
-
-def test_the_text_names_every_part(declaration: Declaration) -> None:
-    assert declaration.text(NAMES) == (
-        "{'observation/image': uint8 [8, 8, 3], 'observation/state': float32 [2], 'prompt': text} -> "
-        "'actions': float32 [3, 2] in [-1, 1]"
-    )
-    assert "[H, H, 3]" in replace(declaration, any_image_size=True).text(NAMES)
-    assert "rotation none" in declaration.conventions_text()
-    assert replace(declaration, action_spec=None).conventions_text() == "not known"
 
 
 def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
@@ -50,18 +31,14 @@ def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
     ("key", "value"),
     [
         ("image", None),
-        ("image", [[1, 2], [3, 4]]),
         ("image", np.zeros((9, 8, 3), np.uint8)),
-        ("image", np.zeros((3, 8, 8), np.uint8)),
         ("image", np.zeros((8, 8, 3), np.float32)),
         ("state", np.zeros(3, np.float32)),
         ("state", np.zeros(2, np.int64)),
         ("state", np.array([0.0, np.inf])),
-        ("state", np.array([0.0, np.nan])),
         ("state", np.array([0.0, -1e300])),
         ("instruction", None),
         ("instruction", ""),
-        ("instruction", "x" * 161),
         ("instruction", "caf\u00e9"),
     ],
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, SlotNoise
-from vla_policies.resolver import resolve_policy
-from zoo.serving.declaration import ServicePlan
-from zoo.serving.local_policy import LocalPolicy, open_policy
+from zoo.serving.local_policy import LocalPolicy
 from zoo.serving.protocols import ActionRequest
 
 from .conftest import CHUNK, OPTIONS, SIZE, observation
@@ -24,13 +20,6 @@ def test_the_declaration_says_what_the_run_had(toy_policy: LocalPolicy) -> None:
     assert declared.action_spec is not None
     assert declared.weights_sha256 is not None
     assert set(declared.selection) == {"deterministic", "sampled"}
-
-
-def test_a_checkpoint_alone_declares_its_own_conventions(toy_folder: Path) -> None:
-    plan = ServicePlan(name="toy", policy=resolve_policy(toy_folder), env=None, env_options={})
-    declared = open_policy(plan, device="cpu", deterministic=False, any_image_size=True).declaration
-    assert (declared.image_size, declared.chunk, declared.deterministic) == (SIZE, CHUNK, False)
-    assert (declared.env, declared.any_image_size) == (None, True)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -7,7 +7,6 @@ import base64
 import hmac
 import logging
 import os
-import socket
 import threading
 import time
 import urllib.request
@@ -150,22 +149,6 @@ def test_a_full_server_refuses_and_silent_clients_are_closed(serving: Serving, d
             assert "actions" in ask(again, question(declaration))
 
 
-def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declaration) -> None:
-    with serving(echo(declaration), declaration) as (_, port):
-        left = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-        for half in left[:10]:
-            half.sendall(b"GET / HT")
-        with opened(port) as stuck, opened(port) as ws:
-            stuck.socket.sendall(b"\x82\xfe\xea\x60" + os.urandom(1000))  # 1,000 of 60,000 bytes of a frame
-            started = time.monotonic()
-            for _ in range(5):
-                assert "actions" in ask(ws, question(declaration))
-            assert time.monotonic() - started < 5.0
-            stuck.socket.close()
-        for half in left:
-            half.close()
-
-
 def batched(
     decide: Callable[[Sequence[ActionRequest]], list[np.ndarray]],
     submit: Callable[[Batcher], Awaitable[Any]],
@@ -186,15 +169,6 @@ def batched(
 def request(declaration: Declaration, brightness: int = 0) -> ActionRequest:
     obs = observation(declaration) | {"image": np.full((8, 8, 3), brightness, np.uint8)}
     return ActionRequest(observation=obs, noise=(0, 0, 0, 0), deterministic=True)
-
-
-def test_a_batch_has_its_most(declaration: Declaration) -> None:
-    async def submit(batcher: Batcher) -> None:
-        batcher.clients = 5
-        await asyncio.gather(*(batcher.submit(request(declaration)) for _ in range(5)))
-
-    _, batcher = batched(echo(declaration), submit, max_batch=2)
-    assert (batcher.decisions, batcher.batches) == (5, 3)
 
 
 def test_a_client_alone_does_not_wait_and_a_silent_one_costs_a_window(declaration: Declaration) -> None:
@@ -222,23 +196,6 @@ def test_a_request_that_fails_fails_alone(declaration: Declaration) -> None:
     answers, _ = batched(decide, submit)
     assert isinstance(answers[1], BadValue)
     assert [float(answers[n][0][0, 0]) for n in (0, 2)] == pytest.approx([0.0, 0.2])
-
-
-def test_the_answer_of_a_client_that_has_gone_is_dropped(declaration: Declaration) -> None:
-    busy = threading.Event()
-
-    def decide(requests: Sequence[ActionRequest]) -> list[np.ndarray]:
-        busy.set()
-        time.sleep(0.05)
-        return echo(declaration)(requests)
-
-    async def submit(batcher: Batcher) -> Any:
-        gone = asyncio.create_task(batcher.submit(request(declaration)))
-        await asyncio.to_thread(busy.wait)
-        gone.cancel()
-        return await batcher.submit(request(declaration, 255))
-
-    assert batched(decide, submit)[0][0][0, 0] == 1.0
 
 
 def test_a_token_file_holds_one_long_line(tmp_path: Path) -> None:

@@ -44,21 +44,6 @@ def array(**fields: Any) -> bytes:
     return msgpack.packb({"x": {key.encode(): value for key, value in whole.items()}})
 
 
-def test_what_openpis_client_writes_is_read() -> None:
-    read = unpack(bytes_of(OF_OPENPI))
-    assert np.array_equal(read["observation/image"], IMAGE)
-    assert read["observation/image"].dtype == np.uint8
-    assert read["observation/state"].tolist() == [0.5, -1.0]
-    assert read["prompt"] == "reach red"
-
-
-def test_what_vla_evals_client_writes_is_read_png_images_too() -> None:
-    read = unpack(bytes_of(OF_VLA_EVAL))
-    assert (read["type"], read["seq"]) == ("observation", 3)
-    assert np.array_equal(read["payload"]["images"]["agentview"], IMAGE)
-    assert read["payload"]["states"].tolist() == [0.5, -1.0]
-
-
 @pytest.mark.parametrize("pack", [pack_openpi, pack_vla_eval])
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32", "float64", ">f4"])
 def test_arrays_come_back_bit_for_bit(pack: Any, dtype: str) -> None:
@@ -142,13 +127,6 @@ def test_the_images_of_a_message_are_bounded_together() -> None:
     assert len(unpack(message(8))) == 8
     with pytest.raises(BadValue, match="25165824"):
         unpack(message(9))
-
-
-def test_objects_are_not_written_either() -> None:
-    with pytest.raises(TypeError, match="cannot be sent"):
-        pack_openpi({"x": np.array([object()])})
-    with pytest.raises(TypeError, match="cannot be sent"):
-        pack_openpi({"x": object()})
 
 
 def test_a_missing_package_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
