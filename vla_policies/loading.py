@@ -83,7 +83,6 @@ def check_checkpoint(ref: PolicyRef) -> Backbone:
 
 
 def _unset_backbone(header: Header, model: ModelFolder) -> Backbone:
-    """The network that a header describes, weights unset."""
     where = f"model of {model.folder / CONFIG_FILE}"
     return family_class(header.family).from_config(header.conventions, header.model, where)
 

@@ -109,8 +109,14 @@ class VLAPolicy(ActorCriticPolicy):
         if isinstance(backbone, PolicyRef):
             ref = backbone
         else:
-            settings: dict[str, Any] = {"family": family, "unnorm_key": unnorm_key, "revision": revision, "base": base}
-            settings |= {"verify": verify, "backbone_kwargs": backbone_kwargs}
+            settings = {
+                "family": family,
+                "unnorm_key": unnorm_key,
+                "revision": revision,
+                "base": base,
+                "verify": verify,
+                "backbone_kwargs": backbone_kwargs,
+            }
             ref = resolve_policy(backbone, settings, suite=suite, action_spec=action_spec)
         self.backbone, saved_sampling = build_backbone(ref, observation_space, action_space)
         given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
@@ -293,8 +299,15 @@ class VLAPolicy(ActorCriticPolicy):
         if isinstance(name, PolicyRef):
             ref = name.fetched()
         else:
-            settings: dict[str, Any] = {"family": family, "unnorm_key": unnorm_key, "revision": revision, "base": base}
-            settings |= {"verify": verify, "backbone_kwargs": backbone_kwargs, "dtype": dtype}
+            settings = {
+                "family": family,
+                "unnorm_key": unnorm_key,
+                "revision": revision,
+                "base": base,
+                "verify": verify,
+                "backbone_kwargs": backbone_kwargs,
+                "dtype": dtype,
+            }
             ref = resolve_policy(name, settings, suite=suite, action_spec=action_spec, to_act=to_act)
         own = ref.conventions
         with built_for(get_device(device)):

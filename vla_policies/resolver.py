@@ -255,7 +255,9 @@ def resolve_policy(
         if offline:
             return PolicyRef(name=name, family=name, request=request, revision=revision)
     folder = find_checkpoint(name, request.options, revision, offline=offline)
-    if folder is None or (offline and _lacks_base(folder, request.base)):
+    base = request.base if offline and folder is not None and adapter_folder(folder) is not None else None
+    lacks_base = base is not None and parse_hub_id(base) is not None and local_folder(base) is None
+    if folder is None or lacks_base:
         assert request.family is not None
         return PolicyRef(name=name, family=request.family, request=request, revision=revision)
     return replace(open_folder(folder, request), name=name, revision=revision)
@@ -330,7 +332,6 @@ def _reading(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _means_fresh(family: str, options: Mapping[str, Any]) -> bool:
-    """Whether a family's bare name means fresh weights."""
     cls = family_class(family)
     return cls.published is None or cls.wants_fresh(options)
 
@@ -401,14 +402,10 @@ def adapter_folder(folder: Path) -> Path | None:
     openvla-oft's training writes them to `lora_adapter/`, beside merged weights or instead of them.
     """
     if has_weights(folder):
-        return folder if _names_own_base(folder) else None
+        path = folder / ADAPTER_CONFIG
+        apart = path.is_file() and read_once(path, read_json_object).get("base_model_name_or_path") == OWN_BASE
+        return folder if apart else None
     return next((place for place in (folder, folder / LORA_FOLDER) if (place / ADAPTER_CONFIG).is_file()), None)
-
-
-def _names_own_base(folder: Path) -> bool:
-    """Whether the folder holds an adapter and the model that it belongs to, apart."""
-    path = folder / ADAPTER_CONFIG
-    return path.is_file() and read_once(path, read_json_object).get("base_model_name_or_path") == OWN_BASE
 
 
 def _find_base(folder: Path, name: str, revision: str | None) -> Path:
@@ -427,13 +424,6 @@ def _find_base(folder: Path, name: str, revision: str | None) -> Path:
             f"(merge_adapter and save_pretrained of its policy), then {instead}"
         )
     return base
-
-
-def _lacks_base(folder: Path, base: str | None) -> bool:
-    """Whether the folder holds an adapter alone whose model is a Hub id that has to be fetched."""
-    if base is None or adapter_folder(folder) is None:
-        return False
-    return parse_hub_id(base) is not None and local_folder(base) is None
 
 
 def _own_header(family: type[Backbone], model: ModelFolder, request: Request) -> Header:

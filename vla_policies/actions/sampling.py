@@ -136,26 +136,23 @@ class ActionTokenDistribution(ChunkDistribution):
 
 
 class UniformBins:
-    """V equal bins over [low, high]; token v means the bin's centre.
+    """V equal bins over [-1, 1]; token v means the bin's centre.
 
     With the defaults every centre is a multiple of 1/256, so float32 holds it exactly and
     `encode(decode(token)) == token` for every token: an algorithm that stores only environment
     actions (Stable-Baselines3's PPO) can recover the tokens.
     """
 
-    def __init__(self, num_bins: int = 256, low: float = -1.0, high: float = 1.0) -> None:
+    def __init__(self, num_bins: int = 256) -> None:
         self.num_bins = num_bins
-        self.low = low
-        self.high = high
 
     def decode(self, token: Tensor) -> Tensor:
         """Tokens (any integer dtype, any shape) to bin centres, float32, same shape."""
-        width = (self.high - self.low) / self.num_bins
-        return self.low + width * (token.float() + 0.5)
+        return -1.0 + 2.0 / self.num_bins * (token.float() + 0.5)
 
     def encode(self, action: Tensor) -> Tensor:
         """Actions (any shape) to the token of their bin, int64; values outside go to the end bins."""
-        position = (action.float() - self.low) * (self.num_bins / (self.high - self.low))
+        position = (action.float() + 1.0) * (self.num_bins / 2.0)
         return position.floor().long().clamp(0, self.num_bins - 1)
 
     def centres(self) -> Tensor:

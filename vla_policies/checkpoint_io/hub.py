@@ -96,23 +96,17 @@ def local_folder(name: str, revision: str | None = None) -> Path | None:
 
 def policy_size(hub: HubId) -> int:
     """Return the bytes of the files that `fetch` would bring for a policy; raises `BadValue` like `call`."""
+    from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects
 
-    sizes = list_files(hub)
+    # One request, which the client does not repeat: without a network the answer comes at once.
+    info = call(
+        lambda: HfApi().model_info(hub.repo, revision=hub.revision, files_metadata=True),
+        f"'{hub.repo}' cannot be listed",
+    )
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     wanted = filter_repo_objects(sizes, allow_patterns=list(POLICY_FILES), ignore_patterns=[CHECKPOINTS])
     return sum(sizes[path] for path in wanted)
-
-
-def list_files(hub: HubId) -> dict[str, int]:
-    """Return the bytes of each file of a repository, without fetching any; raises `BadValue` like `call`."""
-    from huggingface_hub import HfApi
-
-    def ask() -> dict[str, int]:
-        # One request, which the client does not repeat: without a network the answer comes at once.
-        siblings = HfApi().model_info(hub.repo, revision=hub.revision, files_metadata=True).siblings or []
-        return {sibling.rfilename: sibling.size or 0 for sibling in siblings}
-
-    return call(ask, f"'{hub.repo}' cannot be listed")
 
 
 def call(request: Callable[[], _Result], what_failed: str) -> _Result:

@@ -3,6 +3,7 @@ not allow, raises and is named."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
@@ -27,7 +28,7 @@ _TYPE_NAMES: dict[Any, tuple[str, str]] = {
 
 def to_json(record: Any) -> dict[str, Any]:
     """Return the record's fields as plain JSON values: nested records become objects, tuples lists."""
-    values: dict[str, Any] = _plain(asdict(record))
+    values: dict[str, Any] = json.loads(json.dumps(asdict(record)))
     return values
 
 
@@ -115,12 +116,4 @@ def _describe(hint: Any) -> str:
     return _TYPE_NAMES.get(kind, ("a mapping", ""))[0]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+_hints = cache(get_type_hints)

@@ -34,9 +34,6 @@ class FeatureCache:
         self.num_bytes = 0
         self._rows: OrderedDict[bytes, Row] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def rows(self, keys: Sequence[bytes], make: Callable[[list[int]], Sequence[Row]]) -> list[Row]:
         """The row of every key; `make(places)` computes, without gradients, those of missing keys at `places`."""
         found: dict[int, Row] = {}

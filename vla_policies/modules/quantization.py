@@ -49,10 +49,7 @@ class QuantizedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.scheme, self.dtype = scheme, dtype
         self.bias = linear.bias
-        self._take(linear.weight.detach())
-
-    def _take(self, weight_OI: Tensor) -> None:
-        codes, scale = quantize(weight_OI, self.scheme)
+        codes, scale = quantize(linear.weight.detach(), scheme)
         self.register_buffer(CODES, codes)
         self.register_buffer(SCALE, scale)
 

@@ -97,8 +97,9 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         # Fine-tunes whose actions are tokens have OpenVLA's files, config and model_type, and no others.
         if any(re.search(OFT_NAME, name) for name in model.names):
             return True
-        if (code := _modelling_code(model.folder)) is not None:
-            return OFT_CODE in code
+        code = model.folder / MODELLING_CODE
+        if code.is_file():
+            return OFT_CODE in read_bytes(code, most=_MOST_CODE).decode(errors="replace")
         return False if any(re.search(OPENVLA_NAME, name) for name in model.names) else None
 
     @classmethod
@@ -246,11 +247,6 @@ def _head_file(folder: Path, name: str) -> Path | None:
     """The head's file in this project's layout, else in its makers'; None where the folder has neither."""
     own = folder / f"{name}.safetensors"
     return own if own.is_file() else one_file(folder, f"{name}--*.pt")
-
-
-def _modelling_code(folder: Path) -> str | None:
-    path = folder / MODELLING_CODE
-    return read_bytes(path, most=_MOST_CODE).decode(errors="replace") if path.is_file() else None
 
 
 def _warn_of_unread_heads(folders: Sequence[Path], settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:

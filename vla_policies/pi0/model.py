@@ -51,7 +51,6 @@ class Pi0Backbone(VLMFlowBackbone):
     )
 
     def __init__(self, conventions: Conventions, config: Pi0Config, *, empty: bool = False) -> None:
-        """:param empty: create the network on the meta device; `load` fills it."""
         super().__init__(conventions, config, empty=empty)
         if self.learning.train_expert_only:
             self.vlm.requires_grad_(False)

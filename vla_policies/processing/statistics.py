@@ -157,8 +157,6 @@ def unnormalise(x: Tensor, statistics: Statistics | None, kind: Normalization, e
 
 
 def _offset_and_width(statistics: Statistics, kind: Normalization, epsilon: float, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Offset and divisor of the first `x.shape[-1]` dims."""
-
     def row(numbers: tuple[float, ...]) -> Tensor:
         return constant(tuple(numbers[: x.shape[-1]]), x.dtype, x.device)
 

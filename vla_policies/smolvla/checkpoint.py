@@ -150,20 +150,6 @@ def read_config(
     )
 
 
-def with_tokenizer(config: SmolVLAConfig, folder: Path) -> SmolVLAConfig:
-    """The config of a folder of this project, its tokenizer found."""
-    found = str(find_vlm(folder, str(config.published.get("vlm_model_name", VLM_FOLDER)))[1])
-    return replace(config, preprocessing=replace(config.preprocessing, tokenizer=found))
-
-
-def portable(config: SmolVLAConfig) -> SmolVLAConfig:
-    """The config as it is written, where the tokenizer is the folder's own."""
-    name = config.preprocessing.tokenizer
-    return replace(
-        config, preprocessing=replace(config.preprocessing, tokenizer=WORDS if name == WORDS else VLM_FOLDER)
-    )
-
-
 def with_absent_cameras(own: SmolVLAConfig, num_cameras: int) -> SmolVLAConfig:
     """The config with the number of absent cameras whose brackets are read: those declared, `empty_cameras` at most."""
     empty = int(own.published["empty_cameras"])

@@ -67,7 +67,6 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
     )
 
     def __init__(self, conventions: Conventions, config: SmolVLAConfig, *, empty: bool = False) -> None:
-        """:param empty: create the network on the meta device; `load` fills it."""
         super().__init__(conventions, config, empty=empty)
         self.horizon = conventions.chunk
         if not empty:
@@ -94,8 +93,7 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
     @classmethod
     def config_of_size(cls, size: str, action_dim: int) -> SmolVLAConfig:
         tiny = tiny_config(action_dim)
-        preprocessing = replace(tiny.preprocessing, tokenizer=VLM_NAME)
-        full = replace(tiny, network=NetworkShape(), preprocessing=preprocessing, learning=Learning())
+        full = replace(tiny, network=NetworkShape(), learning=Learning()).with_tokenizer(VLM_NAME)
         return full if size == "full" else tiny
 
     @classmethod
@@ -139,7 +137,8 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         saved = from_json(OwnSettings, own, f"{ADAPTER_SETTINGS} of '{folder}'")
         found, conventions = saved.model, saved.conventions
         if found.preprocessing.tokenizer != WORDS:
-            found = checkpoint.with_tokenizer(found, folder)
+            vlm = str(found.published.get("vlm_model_name", checkpoint.VLM_FOLDER))
+            found = found.with_tokenizer(str(checkpoint.find_vlm(folder, vlm)[1]))
         if request.wanted is not None:
             conventions = replace(conventions, chunk=request.wanted.chunk)
         return Header(cls.family, conventions, saved.sampling, to_json(found.with_options(request.options)))
@@ -176,10 +175,12 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         """Write the heads, and the settings beyond lerobot's layout with which the folder opens the same way again."""
         write_safetensors(folder / HEADS_FILE, self._heads())
         saved = replace(self.config, learning=replace(self.config.learning, lora=None))
+        if saved.preprocessing.tokenizer != WORDS:
+            saved = saved.with_tokenizer(checkpoint.VLM_FOLDER)  # the folder's own
         own = {
             "conventions": self.conventions.to_json(),
             "sampling": config["sampling"],
-            "model": to_json(checkpoint.portable(saved)),
+            "model": to_json(saved),
         }
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own})
 

@@ -125,8 +125,7 @@ class VLMFlowBackbone(FlowBackbone):
         }
         config = cls.config_of_size(found.pop("size", "full"), cls.default_conventions.action_dim)
         shape = replace(config.network, horizon=found.pop("horizon", None) or config.network.horizon)
-        words = replace(config.preprocessing, tokenizer=WORDS)
-        config = replace(config, network=shape, preprocessing=words).with_options(found)
+        config = replace(config, network=shape).with_tokenizer(WORDS).with_options(found)
         return {**to_json(config), **outside}
 
     @classmethod

@@ -164,3 +164,7 @@ class VLMFlowConfig:
             for name, part in parts.items()
         }
         return replace(self, **new)
+
+    def with_tokenizer(self, name: str) -> Self:
+        """The same with another tokenizer."""
+        return replace(self, preprocessing=replace(self.preprocessing, tokenizer=name))

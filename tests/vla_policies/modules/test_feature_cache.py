@@ -43,7 +43,7 @@ def test_the_longest_unused_go_first() -> None:
     counted(cache, [b"a", b"b"])
     counted(cache, [b"a"])
     assert counted(cache, [b"c"]) == [0]
-    assert len(cache) == 2
+    assert cache.num_bytes == 8
     assert counted(cache, [b"a", b"c"]) == []
     assert counted(cache, [b"b"]) == [0]
 
