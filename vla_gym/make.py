@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known, shown
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark, option_names
 from vla_gym.rewards import RewardKind, RewardRule
@@ -105,8 +105,8 @@ def make_vec(
         MissingDependency: when the simulator is not installed or cannot render here.
         WorkerFailed: when a worker does not start.
     """
-    if render_mode not in (None, "rgb_array"):
-        raise unknown_name("render mode", render_mode, ("rgb_array",))
+    check_known("render mode", render_mode or "rgb_array", ("rgb_array",))
+    check_known("on_worker_error", on_worker_error, get_args(OnWorkerError))
     check_integer("num_envs", num_envs, 1)
     check_integer("chunk", chunk, 1)
     own = _benchmark(env_id, split, family_options)
@@ -143,7 +143,7 @@ def make_vec(
         ),
         autoreset_mode=_autoreset_mode(autoreset_mode),
         reward=_reward(benchmark, reward, reward_scale),
-        on_worker_error=_on_worker_error(on_worker_error),
+        on_worker_error=on_worker_error,
         step_timeout=_seconds("step_timeout", step_timeout),
         reset_timeout=_seconds("reset_timeout", reset_timeout),
         options=dict(family_options),
@@ -270,15 +270,8 @@ def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     if isinstance(mode, AutoresetMode):
         return mode
-    if not isinstance(mode, str) or mode not in AUTORESET_MODES:
-        raise unknown_name("autoreset mode", mode, AUTORESET_MODES)
+    check_known("autoreset mode", mode, AUTORESET_MODES)
     return AUTORESET_MODES[mode]
-
-
-def _on_worker_error(policy: OnWorkerError) -> OnWorkerError:
-    if policy not in get_args(OnWorkerError):
-        raise unknown_name("on_worker_error", policy, get_args(OnWorkerError))
-    return policy
 
 
 def _seconds(name: str, value: float) -> float:

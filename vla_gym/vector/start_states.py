@@ -166,7 +166,7 @@ def read_reset_options(
     task_N = _ids("task_id", options["task_id"], num_envs)
     trial_N = _ids("trial_id", options["trial_id"], num_envs)
     chosen = range(num_envs) if mask_N is None else np.flatnonzero(mask_N).tolist()
-    return mask_N, {env: _start(int(task_N[env]), int(trial_N[env]), tasks) for env in chosen}
+    return mask_N, {env: checked_start(int(task_N[env]), int(trial_N[env]), tasks) for env in chosen}
 
 
 def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
@@ -176,10 +176,8 @@ def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
     return np.broadcast_to(raw, (num_envs,))
 
 
-def _start(task_id: int, trial_id: int, tasks: tuple[Task, ...]) -> StartState:
-    if not 0 <= task_id < len(tasks):
-        raise BadValue(f"task_id {task_id} is outside 0 .. {len(tasks) - 1}")
-    count = tasks[task_id].num_trials
-    if not 0 <= trial_id < count:
-        raise BadValue(f"trial_id {trial_id} of task {task_id} is outside 0 .. {count - 1}")
+def checked_start(task_id: int, trial_id: int, tasks: tuple[Task, ...], *, what: str = "") -> StartState:
+    """Return the start state; raise `BadValue` where there is no such task or trial, after "task_id" + `what`."""
+    check_integer(f"task_id{what}", task_id, 0, len(tasks) - 1)
+    check_integer(f"trial_id{what}", trial_id, 0, tasks[task_id].num_trials - 1, note=f"task {task_id}")
     return StartState(task_id=task_id, trial_id=trial_id)

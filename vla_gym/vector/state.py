@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, check_integer, shown
+from vla_gym.errors import BadValue, shown
 from vla_gym.specs import Benchmark, StartState, Task
-from vla_gym.vector.start_states import Schedule
+from vla_gym.vector.start_states import Schedule, checked_start
 from vla_gym.workers.messages import actions_from_text, actions_to_text
 from vla_gym.workers.sub_env import Command, Report
 
@@ -146,22 +146,16 @@ def replay_commands(
             raise BadValue(f"saved environment state has {key}={shown(saved)}, this one has {shown(value)}")
     if len(state["slots"]) != len(table.idle):
         raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")
-    commands = []
-    for env, entry in enumerate(state["slots"]):
-        if entry is None:
-            continue
-        task_id = check_integer(f"task_id of slot {env}", entry["task_id"], 0, len(benchmark.tasks) - 1)
-        last = benchmark.tasks[task_id].num_trials - 1
-        trial_id = check_integer(f"trial_id of slot {env}", entry["trial_id"], 0, last)
-        commands.append(
-            Command(
-                slot=env,
-                start=StartState(task_id=task_id, trial_id=trial_id),
-                kind="replay",
-                action_TA=actions_from_text(entry["actions"], benchmark.action_dim),
-            )
+    return [
+        Command(
+            slot=env,
+            start=checked_start(entry["task_id"], entry["trial_id"], benchmark.tasks, what=f" of slot {env}"),
+            kind="replay",
+            action_TA=actions_from_text(entry["actions"], benchmark.action_dim),
         )
-    return commands
+        for env, entry in enumerate(state["slots"])
+        if entry is not None
+    ]
 
 
 def restore(

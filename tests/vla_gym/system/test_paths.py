@@ -121,12 +121,3 @@ def test_where_no_file_can_go_is_told_with_the_reason(name: str, suffix: str, na
     if name.startswith(("file", "n")):
         with pytest.raises(BadValue, match=f"a dataset .*{named}.*-o"):
             check_folder(tmp_path / name, what="a dataset", flag="-o")
-
-
-def test_what_must_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(BadValue, match="must not be written"):
-        check_destination(tmp_path / "file")
-    with pytest.raises(BadValue, match="must not be written"):
-        check_folder(Path("/proc/x"), what="a dataset", flag="-o")

@@ -52,9 +52,9 @@ def test_mask_and_cells() -> None:
 @pytest.mark.parametrize(
     ("task_id", "trial_id", "message"),
     [
-        (2, 0, "task_id 2 is outside 0 .. 1"),
-        (-1, 0, "task_id -1"),
-        (0, 4, "trial_id 4 of task 0 is outside 0 .. 3"),
+        (2, 0, r"task_id .* in 0 .. 1, got 2"),
+        (-1, 0, "task_id .* got -1"),
+        (0, 4, r"trial_id .* in 0 .. 3 .*got 4"),
         ([0, 0, 0], 0, "an integer or 2 integers"),
         (0.5, 0, "float64"),
     ],
@@ -72,6 +72,3 @@ def test_the_options_of_each_slot_become_those_of_all() -> None:
         1: StartState(task_id=0, trial_id=3),
     }
     assert join_options([{}, {}], 2) == {}
-
-
-CELL = {"task_id": 1, "trial_id": 0}

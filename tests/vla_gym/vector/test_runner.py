@@ -9,7 +9,6 @@ import pytest
 from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import WorkerFailed
-from vla_gym.specs import StartState
 from vla_gym.vector.stage import CommandRunner
 from vla_gym.vector.start_states import make_schedule
 from vla_gym.workers.messages import PendingCommands
@@ -39,28 +38,6 @@ def make_runner(kind: str = "grid") -> tuple[CommandRunner, Recorded]:
     benchmark, pool = scripted_benchmark((3, 7), num_trials=1), Recorded()
     schedule = make_schedule(kind, benchmark.tasks, num_envs=2)
     return CommandRunner(benchmark, 2, 4, schedule, pool), pool
-
-
-def test_a_lost_start_state_of_a_grid_is_repeated() -> None:
-    runner, pool = make_runner()
-    runner.run(runner.begin_commands([0, 1]))
-    pool.report = Report(truncated=True, lost=True)
-    runner.run(runner.step_commands([1], [np.zeros((4, 2), dtype=np.float32)]))
-    (again,) = runner.begin_commands([1])
-    assert again.start == StartState(task_id=1, trial_id=0)
-
-
-def test_a_decision_holds_what_the_reports_say() -> None:
-    runner, pool = make_runner()
-    runner.run(runner.begin_commands([0, 1]))
-    pool.report = Report(step_rewards=(0.5, 1.0), success=True, terminated=True)
-    decision = runner.run(runner.step_commands([1], [np.ones((4, 2), dtype=np.float32)]))
-    assert decision.reward_n.tolist() == [0, 1.5]
-    assert decision.executed_n.tolist() == [0, 2]
-    infos = decision.of(np.array([1])).infos()
-    assert infos["success"].tolist() == [True]
-    assert infos["step_rewards"].tolist() == [[0.5, 1, 0, 0]]
-    assert runner.table.actions(1, 2).shape == (2, 2)  # the two that were executed
 
 
 def test_three_losses_in_a_row_are_no_accident() -> None:

@@ -1,30 +1,22 @@
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import MissingDependency
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
-from vla_gym.system.paths import anonymous_file
 from vla_gym.workers.messages import (
     Failure,
     MemoryLayout,
     SlotMemory,
-    SubEnvSetup,
     actions_from_text,
     actions_to_text,
     read_commands,
     read_reply,
-    read_setup,
     write_commands,
     write_failure,
     write_reports,
-    write_setup,
 )
 from vla_gym.workers.sub_env import Command, EpisodeStats, Report
 
@@ -34,19 +26,6 @@ LAYOUT = MemoryLayout(
     action_dim=2,
     observation=ObservationLayout(cameras=("image",), image_size=8, state_dim=1),
 )
-
-
-def test_setup_there_and_back() -> None:
-    benchmark = scripted_benchmark()
-    setup = SubEnvSetup(
-        env_id=benchmark.id,
-        simulator=benchmark.simulator,
-        simulator_kwargs=benchmark.simulator_kwargs,
-        tasks=benchmark.tasks,
-        rule=RewardRule(kind="differenced", scale=0.1),
-        memory=LAYOUT,
-    )
-    assert read_setup(write_setup(setup, [1, 2])) == (setup, [1, 2])
 
 
 def test_commands_there_and_back() -> None:
@@ -104,20 +83,6 @@ MEMORY = MemoryLayout(
 def observation(value: int) -> dict[str, np.ndarray]:
     image = np.full((5, 5, 3), value, dtype=np.uint8)
     return {"image": image, "wrist_image": image + 1, "state": np.full(3, value, dtype=np.float32)}
-
-
-def test_two_attachments_see_each_other() -> None:
-    fd = anonymous_file(MEMORY.offsets()[1])
-    try:
-        first, second = SlotMemory.attach(MEMORY, fd), SlotMemory.attach(MEMORY, fd)
-    finally:
-        os.close(fd)
-    first.write(2, observation(9))
-    second.action_NKA[1] = 0.5
-    assert (second.observation["image"][2] == 9).all()
-    assert (second.observation["wrist_image"][2] == 10).all()
-    assert not second.observation["image"][:2].any()
-    assert (first.action_NKA[1] == 0.5).all()
 
 
 def test_a_wrong_observation_is_refused() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
 from vla_gym.observation import ObservationLayout
@@ -93,16 +92,6 @@ def test_a_report_holds_python_s_own_numbers() -> None:
     assert {type(reward) for reward in last.step_rewards} == {type(last.episode.total_reward)} == {float}
     assert last.success is last.terminated is True
     assert last.episode.success_once is last.episode.success_at_end is True
-
-
-def test_stepping_an_ended_episode_is_a_bug_of_ours() -> None:
-    slot, _ = make_slot()
-    with pytest.raises(RuntimeError, match="never began"):
-        slot.step(ACTION_5A)
-    slot.reset(cell(0))
-    slot.step(ACTION_5A)
-    with pytest.raises(RuntimeError, match="ended"):
-        slot.step(ACTION_5A)
 
 
 def test_replay_reaches_the_same_place_without_rendering() -> None:

@@ -5,11 +5,15 @@ World frame, metres, quaternions (w, x, y, z). `goals.read_scene` fills it; noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
 from vla_gym.rotations import axes_of
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +29,6 @@ class Solid:
     """Middle of the box from the origin, in its own frame."""
     half_3: np.ndarray
     """Half extents of the box."""
-
-    def to_vector(self) -> np.ndarray:
-        """Float64 `[13]`; `from_vector` reverses it."""
-        return np.concatenate([self.origin_3, self.quat_4, self.middle_3, self.half_3])
-
-    @classmethod
-    def from_vector(cls, vector: np.ndarray) -> Solid:
-        """Rebuild from `to_vector`."""
-        origin_3, quat_4, middle_3, half_3 = np.split(vector, [3, 7, 10])
-        return cls(origin_3=origin_3, quat_4=quat_4, middle_3=middle_3, half_3=half_3)
 
     @property
     def centre_3(self) -> np.ndarray:
@@ -90,16 +84,6 @@ class Placing:
     target: Solid
     """Another object or a region, where the goal wants it."""
 
-    def to_vector(self) -> np.ndarray:
-        """Float64 `[40]`; `from_vector` reverses it."""
-        return np.concatenate([[self.met], *(solid.to_vector() for solid in (self.thing, self.grip, self.target))])
-
-    @classmethod
-    def from_vector(cls, vector: np.ndarray) -> Placing:
-        """Rebuild from `to_vector`."""
-        thing, grip, target = (Solid.from_vector(part) for part in np.split(vector[1:], 3))
-        return cls(met=bool(vector[0]), thing=thing, grip=grip, target=target)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Moving:
@@ -118,24 +102,6 @@ class Moving:
     """A point of a turning joint's axis."""
     way: float
     """From the joint's position to one well inside the condition, metres or radians."""
-
-    def to_vector(self) -> np.ndarray:
-        """Float64 `[22]`; `from_vector` reverses it."""
-        handle = self.handle.to_vector()
-        return np.concatenate([[self.met], handle, [self.turns], self.axis_3, self.anchor_3, [self.way]])
-
-    @classmethod
-    def from_vector(cls, vector: np.ndarray) -> Moving:
-        """Rebuild from `to_vector`."""
-        met, handle, turns, axis_3, anchor_3, way = np.split(vector, np.cumsum([1, Solid.SIZE, 1, 3, 3]))
-        return cls(
-            met=bool(met[0]),
-            handle=Solid.from_vector(handle),
-            turns=bool(turns[0]),
-            axis_3=axis_3,
-            anchor_3=anchor_3,
-            way=float(way[0]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,22 +130,40 @@ class Scene:
     def to_vector(self) -> np.ndarray:
         """Float64 `[171]`: the hand, then for each part its kind (1 + index in `_KINDS`) and numbers, then zeros."""
         vector = np.zeros(self.SIZE)
-        vector[: Hand.SIZE] = np.concatenate([self.hand.point_3, self.hand.quat_4])
+        vector[: Hand.SIZE] = _packed(self.hand)
         for row, part in zip(vector[Hand.SIZE :].reshape(self.MOST, -1), self.parts, strict=False):
-            numbers = part.to_vector()
-            row[0], row[1 : 1 + len(numbers)] = 1 + _KINDS.index(type(part)), numbers
+            row[0], row[1 : 1 + part.SIZE] = 1 + _KINDS.index(type(part)), _packed(part)
         return vector
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> Scene:
         """Rebuild from `to_vector`."""
-        point_3, quat_4, rest = np.split(vector, [3, Hand.SIZE])
-        parts = []
-        for row in rest.reshape(cls.MOST, -1):
-            if row[0]:
-                kind = _KINDS[int(row[0]) - 1]
-                parts.append(kind.from_vector(row[1 : 1 + kind.SIZE]))
-        return cls(hand=Hand(point_3=point_3, quat_4=quat_4), parts=tuple(parts))
+        parts = (
+            _unpacked(_KINDS[int(row[0]) - 1], iter(row[1:]))
+            for row in vector[Hand.SIZE :].reshape(cls.MOST, -1)
+            if row[0]
+        )
+        return cls(hand=_unpacked(Hand, iter(vector)), parts=tuple(parts))
 
 
 _KINDS: tuple[type[Placing] | type[Moving], ...] = (Placing, Moving)
+
+
+def _packed(value: Any) -> list[float]:
+    """Return the numbers of a record, field by field."""
+    if not is_dataclass(value):
+        return np.ravel(value).tolist()
+    return [number for part in fields(value) for number in _packed(getattr(value, part.name))]
+
+
+def _unpacked(kind: type[Record], numbers: Iterator[float]) -> Record:
+    """Return the record whose numbers come next, as of `_packed`; the end of a field's name is its length."""
+    values: dict[str, Any] = {}
+    for name, of in get_type_hints(kind).items():
+        if hasattr(of, "SIZE"):
+            values[name] = _unpacked(of, numbers)
+        elif of is np.ndarray:
+            values[name] = np.fromiter(numbers, np.float64, int(name[-1]))
+        else:
+            values[name] = of(next(numbers))
+    return kind(**values)

@@ -202,7 +202,11 @@ def _collapse(triangle_F33: np.ndarray, num_faces: int) -> np.ndarray:
     part_U[new_of_V] = part_V
     old_F33, new_G33 = point_V3[face_F3], np.asarray(new_point_U3, dtype=np.float64)[new_face_G3]
     part_F, part_G = part_V[face_F3[:, 0]], part_U[new_face_G3[:, 0]]
-    stays_P = _changed(_areas(old_F33, part_F, part_V.max() + 1), _areas(new_G33, part_G, part_V.max() + 1))
+    old_P, new_P = (
+        np.bincount(part, directions(faces)[1], part_V.max() + 1)
+        for faces, part in ((old_F33, part_F), (new_G33, part_G))
+    )
+    stays_P = (old_P > LEAST_PART * old_P.sum()) & (np.abs(new_P - old_P) > MAX_PART_CHANGE * old_P)
     simple_F33 = np.concatenate([new_G33[~stays_P[part_G]], old_F33[stays_P[part_F]]])
     return simple_F33[directions(simple_F33)[1] > 0]
 
@@ -216,15 +220,6 @@ def _parts(face_F3: np.ndarray, num_vertices: int) -> np.ndarray:
     edges = coo_matrix((np.ones(len(start_E)), (start_E, end_E)), shape=(num_vertices, num_vertices))
     part_V: np.ndarray = connected_components(edges, directed=False)[1]
     return part_V
-
-
-def _areas(triangle_F33: np.ndarray, part_F: np.ndarray, num_parts: int) -> np.ndarray:
-    return np.bincount(part_F, directions(triangle_F33)[1], num_parts)
-
-
-def _changed(old_P: np.ndarray, new_P: np.ndarray) -> np.ndarray:
-    """Which parts are large enough to be seen and have another area."""
-    return (old_P > LEAST_PART * old_P.sum()) & (np.abs(new_P - old_P) > MAX_PART_CHANGE * old_P)
 
 
 logger = logging.getLogger(__name__)
@@ -267,15 +262,10 @@ def _kept(mesh: Corners, root: Path) -> Corners:
         with suppress(FileNotFoundError):
             return _unpack(read_hashed(file))  # another worker has made it meanwhile
         logger.info("simplifying a mesh of %d triangles (once per machine)", len(mesh.vertex_C3) // 3)
-        simple = simplify(mesh)
-        write_hashed(file, _pack(simple))
+        simple, stream = simplify(mesh), io.BytesIO()
+        np.savez(stream, **{name: part for name, part in asdict(simple).items() if part is not None})
+        write_hashed(file, stream.getvalue())
         return simple
-
-
-def _pack(mesh: Corners) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **{name: part for name, part in asdict(mesh).items() if part is not None})
-    return stream.getvalue()
 
 
 def _unpack(content: bytes) -> Corners:

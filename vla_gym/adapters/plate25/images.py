@@ -97,14 +97,11 @@ def green_screen(
         texture: uint8, any size; needed unless `blend` is "none".
         alpha: share of the texture, 0 .. 1.
     """
-    if rgb_HW3.shape != photo_HW3.shape or rgb_HW3.shape[:2] != foreground_HW.shape:
-        raise ValueError(f"sizes differ: {rgb_HW3.shape}, {foreground_HW.shape}, {photo_HW3.shape}")
     out_HW3 = np.where(foreground_HW[..., None], rgb_HW3, photo_HW3)
-    if blend == "none" or alpha == 0.0 or not foreground_HW.any():
+    if texture is None or blend == "none" or alpha == 0.0 or not foreground_HW.any():
         return out_HW3
-    if texture is None:
-        raise ValueError("blending needs a texture")
-    top, bottom, left, right = box_of(foreground_HW)
+    rows, columns = np.flatnonzero(foreground_HW.any(axis=1)), np.flatnonzero(foreground_HW.any(axis=0))
+    (top, bottom), (left, right) = rows[[0, -1]].tolist(), columns[[0, -1]].tolist()
     if blend == "texture":
         inside = (slice(top, bottom + 1), slice(left, right + 1))
         stretched = bilinear(texture, bottom + 1 - top, right + 1 - left)
@@ -116,12 +113,6 @@ def green_screen(
     column = min(max((left + right) // 2, 1), width - 1)
     window = (slice(row, row + height), slice(column, column + width))
     return mix(out_HW3, bilinear(texture, WHOLE_ENLARGED * height, WHOLE_ENLARGED * width, window), alpha)
-
-
-def box_of(mask_HW: np.ndarray) -> tuple[int, int, int, int]:
-    """Return first and last row, first and last column of a mask that is not empty."""
-    rows, columns = np.flatnonzero(mask_HW.any(axis=1)), np.flatnonzero(mask_HW.any(axis=0))
-    return int(rows[0]), int(rows[-1]), int(columns[0]), int(columns[-1])
 
 
 def mix(below: np.ndarray, above: np.ndarray, alpha: float) -> np.ndarray:

@@ -66,11 +66,6 @@ def task_progress(before: TaskProgress, *, grasping: bool, on_plate: bool) -> Ta
     )
 
 
-def world_box(size: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """Return the axis-parallel sides `[3]` of a box of sides `size` turned by the matrix `rotation`."""
-    return np.abs(rotation) @ size
-
-
 def lies_on(offset: np.ndarray, object_box: np.ndarray, plate_box: np.ndarray, force: float) -> bool:
     """Whether the object lies on the plate.
 
@@ -150,8 +145,8 @@ class Plate25Simulator:
         self._object = self._scene.bodies[self._layout.target]
         self._plate = self._scene.bodies[self._layout.plate]
         target, plate = self._layout.placed[self._layout.target], self._layout.placed[self._layout.plate]
-        self._object_box = world_box(target.thing.size, rotation(self._object))
-        self._plate_box = world_box(plate.thing.size, rotation(self._plate))
+        self._object_box = np.abs(rotation(self._object)) @ target.thing.size
+        self._plate_box = np.abs(rotation(self._plate)) @ plate.thing.size
         self._progress, self._steps = TaskProgress(), 0
         return self._state_hash()
 
@@ -173,7 +168,12 @@ class Plate25Simulator:
         """Draw now; `state` is the joint positions."""
         observation = {"state": self._scene.arm.qpos()}
         if "image" in self._cameras:
-            observation["image"] = self._shown(self.frame())
+            frame = self.frame()
+            if self._kept:
+                frame = images.letterbox(frame, self._size[0])
+            elif self._frame != self._size:
+                frame = images.shrink(frame, self._size)
+            observation["image"] = frame
         return observation
 
     def privileged(self) -> np.ndarray:
@@ -195,12 +195,6 @@ class Plate25Simulator:
         return np.concatenate(
             [hand, *arm.target, [float(self._grasping())], *boxes, self._units_A[[0, 3]]], dtype=np.float64
         )
-
-    def _shown(self, frame: np.ndarray) -> np.ndarray:
-        """Return the image as policies see it, of `image_size`."""
-        if self._kept:
-            return images.letterbox(frame, self._size[0])
-        return frame if self._frame == self._size else images.shrink(frame, self._size)
 
     def frame(self) -> np.ndarray:
         """Draw the image before it is shrunk, uint8 `[H, W, 3]`."""

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid
+from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid, _unpacked
 
 QUARTER_ABOUT_X = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)
 
 
 def solid(seed: int) -> Solid:
     numbers = np.random.default_rng(seed).normal(size=Solid.SIZE)
-    return Solid.from_vector(numbers)
+    return _unpacked(Solid, iter(numbers))
 
 
 PLACING = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))

@@ -121,19 +121,6 @@ def test_a_start_state_is_one_state_whatever_came_before(task: str) -> None:
         np.testing.assert_array_equal(first._env.data.qpos, second._env.data.qpos)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_every_task_forgets_its_last_episode(task: str) -> None:
-    fresh, used = simulator(task), simulator(task)
-    used.reset(StartState(task_id=0, trial_id=9))
-    for action in np.random.default_rng(1).uniform(-1, 1, (25, 4)).astype(np.float32):
-        used.step(action)
-    start = StartState(task_id=0, trial_id=4)
-    assert used.reset(start) == fresh.reset(start)
-    for action in np.random.default_rng(2).uniform(-1, 1, (10, 4)).astype(np.float32):
-        assert fresh._env.advance(action) == used._env.advance(action)
-
-
 @pytest.mark.parametrize("task", ["reach", "button-press-topdown", "drawer-close", "door-open"])
 def test_the_scripted_expert_solves_the_task_through_our_door(task: str) -> None:
     sim, scripted = simulator(task, protocol="lerobot"), expert(task)

@@ -15,8 +15,6 @@ import pytest
 
 from vla_gym import make_vec
 from vla_gym.adapters.libero.tasks import libero_benchmark
-from vla_gym.adapters.mujoco.gl_meshes import indexed, scene_rows
-from vla_gym.adapters.mujoco.simple_meshes import Corners
 from vla_gym.system.rendering import EGL_LIBRARIES, OSMESA_LIBRARIES, library_loads
 from vla_gym.workers.process_pool import worker_environment
 
@@ -232,45 +230,6 @@ def test_images_are_those_of_mujoco_drawing_everything(backend: str, libraries: 
     command = [sys.executable, "-c", *SCRIPTS[script]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("done\n"), done.stderr
-
-
-def test_equal_corners_become_one_row_and_equal_meshes_one_object() -> None:
-    def square(height: float, texture: bool) -> Corners:
-        place_C2 = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [1, 1], [0, 1]], dtype=np.float32)
-        vertex_C3 = np.insert(place_C2, 2, np.float32(height), axis=1)
-        texcoord_C2 = np.zeros((6, 2), np.float32)
-        texcoord_C2[3] = 1  # the corner at (0, 0) has another colour in the second triangle
-        return Corners(vertex_C3, np.tile(np.float32([0, 0, 1]), (6, 1)), texcoord_C2 if texture else None)
-
-    plain, textured = indexed(square(0, False)), indexed(square(0, True))
-    assert plain.corner_F3.tolist() == [[0, 1, 2], [0, 2, 3]]
-    assert plain.row_RK.tolist() == [[0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1]]
-    assert textured.corner_F3.tolist() == [[0, 1, 2], [3, 2, 4]]
-    assert textured.row_RK.shape == (5, 8)
-    assert indexed(square(0, False)) is plain
-    assert indexed(square(1, False)) is not plain
-
-
-def test_rows_are_the_scenes_geometries() -> None:
-    import mujoco
-
-    model = mujoco.MjModel.from_xml_string(
-        """<mujoco><worldbody><geom type="box" size=".1 .2 .3" pos="1 2 3" euler="10 20 30" rgba=".1 .2 .3 .4"/>
-        <geom size=".5" pos="4 5 6"/></worldbody></mujoco>"""
-    )
-    data, scene = mujoco.MjData(model), mujoco.MjvScene(model, maxgeom=10)
-    mujoco.mj_forward(model, data)
-    everything = mujoco.mjtCatBit.mjCAT_ALL
-    mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, mujoco.MjvCamera(), everything, scene)
-    rows = scene_rows(scene)
-    assert len(rows) == 10
-    for name in ("type", "dataid", "objtype", "objid", "matid", "texcoord", "segid", "size", "pos", "mat", "rgba"):
-        for row, geom in zip(rows, [scene.geoms[0], scene.geoms[1]], strict=False):
-            np.testing.assert_array_equal(row[name], getattr(geom, name), err_msg=name)
-    for name in ("emission", "specular", "shininess", "reflectance", "camdist", "modelrbound", "transparent"):
-        assert rows[1][name] == getattr(scene.geoms[1], name), name
-    rows[1]["pos"] = 7, 8, 9
-    np.testing.assert_array_equal(scene.geoms[1].pos, [7, 8, 9])
 
 
 SIZES = ("LIBERO-Spatial/3:64", "MetaWorld/reach:480", "LIBERO-Spatial/3:96", "MetaWorld/reach:64")

@@ -78,16 +78,6 @@ def test_materials_share_the_first_of_equal_textures() -> None:
     assert model.tex_width.tolist() == [128, 128, 1, 128, 256]
 
 
-def test_an_array_that_begins_like_another_is_found_where_all_of_it_is() -> None:
-    array = np.arange(3 * model_store.MIN_BLOB, dtype=np.uint8)
-    other = array.copy()
-    other[-1] ^= 1
-    data = bytearray(b"before" + other.tobytes() + array.tobytes())
-    assert model_store._find(array, data, 0) == 6 + array.size
-    assert model_store._find(other, data, 0) == 6
-    assert model_store._find(other, data, 7) == -1
-
-
 def test_an_unstable_simulation_is_logged_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,6 @@ from vla_gym.adapters.mujoco.visibility import (
     covering_faces,
     keep_covering,
     mirrors,
-    through,
 )
 
 pytestmark = pytest.mark.sim
@@ -102,20 +101,6 @@ def test_mirrors_are_opaque_planes_and_boxes_in_the_order_of_the_scene() -> None
         model, data, mujoco.MjvOption(), mujoco.MjvPerturb(), view, mujoco.mjtCatBit.mjCAT_ALL, scene
     )
     assert mirrors(scene) == [0, model.geom("last").id]  # type: ignore[attr-defined]
-
-
-def test_the_pyramid_through_a_mirror() -> None:
-    sides = through(np.array([1.0, 0.0, 2.0]), np.array([3.0, 0.0, 9.0]))
-    # x from -3 to 3 at z = 0 and, seen from (1, 0, -2), from -5 to 4 at z = 1; a size of 0 is no limit.
-    assert len(sides) == 3
-    for point, inside in (
-        ((3.9, 99, 1), True),
-        ((4.1, 0, 1), False),
-        ((-4.9, 0, 1), True),
-        ((-5.1, 0, 1), False),
-        ((0, 0, -0.1), False),
-    ):
-        assert (sides[:, :3] @ point + sides[:, 3] >= 0).all() == inside
 
 
 CENTRES = Samples(np.array([[0.5, 0.5]]), 1 / 256)
