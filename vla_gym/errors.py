@@ -118,12 +118,10 @@ def shortened(text: str, most: int) -> str:
 def one_line(message: str) -> str:
     """Return a message as a terminal may show it: one line of bounded length, nothing that steers the terminal."""
     words = (shortened(word, MOST_OF_WORD) for word in message.split())
-    printable = "".join(char if char.isprintable() else _escaped(char) for char in " ".join(words))
-    return shortened(printable, MOST_CHARACTERS)
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+    printable = (
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in " ".join(words)
+    )
+    return shortened("".join(printable), MOST_CHARACTERS)
 
 
 def os_reason(error: OSError) -> str:

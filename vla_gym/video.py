@@ -107,21 +107,20 @@ class VideoGrid:
             writer.close()
 
     def _grid(self, step: int) -> np.ndarray:
-        tiles = [_captioned(tile, step) for _, tile in sorted(self.tiles.items()) if tile.frames]
+        tiles = []
+        for _, tile in sorted(self.tiles.items()):
+            if tile.frames:
+                over = step >= len(tile.frames) - 1
+                at = -1 if over else step
+                tiles.append(caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=over))
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)
         height, width = tiles[0].shape[:2]
         sheet = np.zeros((_even(rows * height), _even(columns * width), 3), dtype=np.uint8)
-        for place, tile in enumerate(tiles):
+        for place, image in enumerate(tiles):
             top, left = place // columns * height, place % columns * width
-            sheet[top : top + height, left : left + width] = tile
+            sheet[top : top + height, left : left + width] = image
         return sheet
-
-
-def _captioned(tile: Tile, step: int) -> np.ndarray:
-    last = len(tile.frames) - 1
-    at = min(step, last)
-    return caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=step >= last)
 
 
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:

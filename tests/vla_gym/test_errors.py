@@ -27,17 +27,6 @@ def test_what_is_known_to_be_meant_is_offered_before_the_nearest() -> None:
     assert message.endswith("Did you mean 'learning_rate'?")
 
 
-@pytest.mark.parametrize("count", [12, 13])
-def test_long_lists_are_cut(count: int) -> None:
-    message = str(unknown_name("number", "?", [f"{index:02}" for index in range(count)]))
-    assert ("in all" in message) == (count > 12)
-
-
-@pytest.mark.parametrize(("value", "low", "high"), [(0, 0, None), (9, 0, None), (2, 2, 4), (4, 2, 4)])
-def test_a_whole_number_within_its_ends_is_given_back(value: int, low: int, high: int | None) -> None:
-    assert check_integer("n", value, low, high) == value
-
-
 @pytest.mark.parametrize("value", [1, 5, 3.0, True, "3", None])
 def test_other_numbers_are_refused_with_what_is_allowed(value: object) -> None:
     with pytest.raises(BadValue) as refused:

@@ -202,14 +202,6 @@ def test_an_image_of_the_observation_needs_no_render_mode() -> None:
         vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", id="A")
 
 
-def test_an_environment_that_cannot_show_itself_is_refused_when_it_is_described() -> None:
-    import their_yard
-
-    with pytest.raises(BadValue, match=r"their_yard:Shown fails .*NotImplementedError.*render\(\) gives.*image="):
-        vla_gym.from_gymnasium(their_yard.Shown, "go", id="Their-Shown", horizon=7, state=False)
-    assert "Their-Shown" not in vla_gym.list_envs()
-
-
 def test_workers_import_the_module_that_registers_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
     import their_yard
 

@@ -107,12 +107,3 @@ def test_the_bar_tells_solved_from_failed_from_under_way() -> None:
     assert np.argmax(bars[0]) == 1
     assert np.argmax(bars[1]) == 0
     assert len(set(bars[2].tolist())) == 1
-
-
-def test_the_instruction_is_drawn() -> None:
-    image = np.zeros((64, 64, 3), dtype=np.uint8)
-    short = caption(image, "go", success=False, over=False)
-    long = caption(image, "put both moka pots on the stove and " * 3, success=False, over=False)
-    assert short.shape == long.shape == (236, 192, 3)
-    bar = slice(0, 26)
-    assert (long[bar] > 160).all(axis=2).sum() > 3 * (short[bar] > 160).all(axis=2).sum() > 0

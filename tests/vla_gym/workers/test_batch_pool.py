@@ -52,23 +52,6 @@ def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedul
             assert plain(batch.reset(options=again)) == plain(alone.reset(options=again))
 
 
-def test_a_chunk_stops_at_its_own_end_and_the_others_go_on(make: Make) -> None:
-    envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="disabled")
-    envs.reset()
-    obs, reward, terminated, _, infos = envs.step(STILL)
-    assert infos["executed"].tolist() == [3, 5, 5]
-    assert infos["step_rewards"][0].tolist() == [0, 0, 1, 0, 0]
-    assert terminated.tolist() == [True, False, False]
-    assert obs["state"][:, 0].tolist() == [3, 5, 5]  # slot 0 was moved on with the others, and put back
-    obs, reward, _, _, infos = envs.step(STILL)
-    assert obs["state"][:, 0].tolist() == [3, 7, 10]
-    assert infos["executed"].tolist() == [0, 2, 5]
-    assert reward.tolist() == [0, 1, 0]
-    obs, infos = envs.reset(options={"reset_mask": np.array([True, False, False])})
-    assert obs["state"][:, 0].tolist() == [0, 7, 10]
-    assert infos["start_state"].tolist() == ["0001", "0100", "0200"]
-
-
 def test_a_decision_draws_once_after_everything(make: Make) -> None:
     envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="next_step")
     envs.reset()

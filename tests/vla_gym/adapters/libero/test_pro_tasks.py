@@ -9,7 +9,7 @@ import pytest
 
 from vla_gym import find_benchmark
 from vla_gym.adapters.libero.tasks import BASES, pro_suites
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue
 from vla_gym.observation import check_instruction
 
 pytestmark = pytest.mark.sim  # reads the installed package's files; starts no simulator
@@ -76,16 +76,3 @@ def test_the_file_name_s_sentence_where_it_fits() -> None:
     for kind in ("lan", "task"):
         with pytest.raises(BadValue, match="object and swap only"):
             find_benchmark(f"LIBERO-Spatial-PRO-{kind}", instruction="file")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        ("LIBERO-Spatial-PRO-swop", "LIBERO-Spatial-PRO-swap"),
-        ("libero-goal-pro-lam", "LIBERO-Goal-PRO-lan"),
-        ("LIBERO-Goal-PRO-lan/10", "LIBERO-Goal-PRO-lan/9"),
-    ],
-)
-def test_a_wrong_id_names_the_nearest(wrong: str, hint: str) -> None:
-    with pytest.raises(UnknownName, match=f"Did you mean '{hint}'"):
-        find_benchmark(wrong)
