@@ -85,11 +85,6 @@ def test_a_file_that_is_gone_is_named(saved: Path) -> None:
         check_manifest(saved, manifest_of(saved))
 
 
-def test_a_folder_without_a_manifest_opens(saved: Path) -> None:
-    (saved / MANIFEST_FILE).unlink()
-    VLAPolicy.from_pretrained(saved, device="cpu")
-
-
 @pytest.mark.parametrize("name", [MANIFEST_FILE, FORMER_FILE])
 @pytest.mark.parametrize(
     "content", ["[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"../a": {"sha256": 1}}}']

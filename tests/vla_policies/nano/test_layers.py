@@ -6,11 +6,9 @@ import torch
 from vla_policies.actions.sampling import UniformBins
 from vla_policies.nano.layers import (
     ActionHead,
-    Block,
     ContrastVisionStem,
     DeepVisionStem,
     PrivilegedHead,
-    QueryBlock,
     VisionStem,
     bin_codes,
     spatial_softmax,
@@ -89,15 +87,3 @@ def test_first_actions_have_the_asked_spread() -> None:
     assert probs.shape == (64, 2, 4, 256)
     assert mean.abs().max() < 0.05
     assert std.mean().item() == pytest.approx(0.3, abs=0.01)
-
-
-def test_padding_is_not_attended_to() -> None:
-    block, reader = Block(16, 2, 2), QueryBlock(16, 2, 2)
-    context, queries = torch.randn(1, 5, 16), torch.randn(1, 2, 16)
-    changed = context.clone()
-    changed[:, 4] = 9.0
-    mask = torch.tensor([True, True, True, True, False])[None, None, None]
-    assert torch.allclose(block(context, mask)[:, :4], block(changed, mask)[:, :4], atol=1e-6)
-    assert not torch.allclose(block(context, None)[:, :4], block(changed, None)[:, :4], atol=1e-3)
-    with_queries = torch.cat([torch.ones(1, 1, 1, 2, dtype=torch.bool), mask], dim=-1)
-    assert torch.allclose(reader(queries, context, with_queries), reader(queries, changed, with_queries), atol=1e-6)

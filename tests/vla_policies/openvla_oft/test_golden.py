@@ -56,7 +56,7 @@ def close_logits(got: Tensor, wanted: Tensor) -> None:
 
     A logit is a dot product, whose terms may be much larger than itself: its rounding error goes with the row's
     largest logit (7 to 13 here), not with its own size, and differs by 1.4e-4 between CPUs. A fault moves
-    logits far more: see `test_the_logits_tolerance_finds_a_perturbed_network`.
+    logits far more.
     """
     allowed = 1e-4 + 2e-5 * wanted.abs().amax(dim=-1, keepdim=True)
     excess = ((got - wanted).abs() - allowed).max().item()
@@ -215,20 +215,3 @@ def test_checkpoints_without_a_stop_token_are_rlinfs(open_with: OpenWith, batch:
         close(result.logprob_BKA.flatten(1), golden[f"train.logprobs_T{temperature}"])
         close(result.entropy_BKA.flatten(1), golden[f"train.entropy_T{temperature}"])
         close(result.value_B, golden["train.values"][:, 0])
-
-
-@torch.no_grad()
-def test_a_missing_stop_token_would_be_seen(open_with: OpenWith, observe: Observe, golden: Golden) -> None:
-    backbone = open_with(0, stop_token=False)
-    logits_SV = backbone(backbone.prepare(observe(0))).logits_BKAV.flatten(1, 2)[0]
-    assert (logits_SV - golden["s0.chunk_logits_action_range"][:, :256]).abs().max() > 1.0
-
-
-@torch.no_grad()
-def test_the_logits_tolerance_finds_a_perturbed_network(open_with: OpenWith, observe: Observe, golden: Golden) -> None:
-    # A thousandth on the weights of the last of the layers' norms, as a wrong cast or epsilon would do.
-    backbone = open_with(0)
-    backbone.network.language_model.model.layers[-1].input_layernorm.weight.mul_(1.001)
-    logits_SV = backbone(backbone.prepare(observe(0))).logits_BKAV.flatten(1, 2)[0]
-    with pytest.raises(AssertionError, match="not close"):
-        close_logits(logits_SV, golden["s0.chunk_logits_action_range"][:, :256])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,20 +20,6 @@ def test_golden_ids() -> None:
     assert tokenize("reach the red block") == GOLDEN
     assert tokenize("  Reach THE red-block!") == GOLDEN
     assert tokenize("Bowl\u2019s") == (883317, word_id("s"))
-
-
-@pytest.mark.processes
-def test_another_process_with_another_hash_seed_agrees() -> None:
-    code = "from vla_policies.processing.text import tokenize; print(tokenize('reach the red block'))"
-    for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.strip() == str(GOLDEN)
 
 
 def test_ids_have_twenty_bits_and_common_words_differ() -> None:
