@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -52,14 +51,6 @@ def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
     shop.step("help", "plot", "--help")
     assert not (shop.folder / "help.log").exists()
     assert shop.costs()["help"] > 0
-
-
-def test_what_another_recipe_made_is_not_taken_for_this_ones(tmp_path: Path) -> None:
-    shop = Workshop(RECIPE, tmp_path)
-    shop.step("help", "plot", "--help")
-    with pytest.raises(SystemExit, match=r"made by another recipe:\n  python -m zoo.plot --help\nnow it is"):
-        shop.step("help", "plot", "-h")
-    assert (shop.folder / "help.log").exists()
 
 
 def test_a_training_that_was_stopped_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,31 +105,3 @@ def test_every_shipped_agent_is_of_its_recipe() -> None:
         assert (made["n_timesteps"], made["seed"], kept) == (recipe.sft_updates, recipe.seed, wanted), recipe.env
         assert made["algo_kwargs"].get("privileged_coef", 0.0) == recipe.privileged_coef, recipe.env
     assert shipped > 15
-
-
-def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, str] = {}
-    monkeypatch.setattr(
-        Workshop, "step", lambda _, name, *arguments: said.update({name: shlex.join(map(str, arguments))})
-    )
-    Workshop(
-        replace(
-            RECIPE,
-            noise=0.1,
-            demonstrations_seed=7,
-            params=["image_size:128"],
-            collect_params=["env_kwargs:{sampled_starts: 9}"],
-            sft_params=["learning_rate:1e-4"],
-            evaluation_params=["chunk:4"],
-            privileged_coef=1.0,
-            paraphrases="words.yml",
-            algorithms=(),
-        ),
-        tmp_path,
-    ).train()
-    assert set(said) == {"collect", "sft", "evaluate sft train"}
-    assert said["collect"].startswith("collect --env Toy-Reach --expert -n 3 --noise 0.1 --seed 7 -o")
-    assert said["collect"].endswith("-params image_size:128 'env_kwargs:{sampled_starts: 9}'")
-    assert "-n 2 --eval-episodes 0 --privileged-coef 1.0 --paraphrases words.yml --seed 1" in said["sft"]
-    assert said["sft"].endswith("-params image_size:128 learning_rate:1e-4")
-    assert said["evaluate sft train"].endswith("--num-envs 16 --num-threads 1 -params chunk:4")

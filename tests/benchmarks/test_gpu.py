@@ -14,31 +14,13 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import exit_code, main, measure
-from benchmarks.gpu.apart import Outcome, run_apart
-from benchmarks.gpu.card import Peak, data_sheet
+from benchmarks.gpu.apart import run_apart
 from benchmarks.gpu.models import MODELS
-from benchmarks.gpu.report import markdown, with_shares
 from benchmarks.gpu.settings import Figures, Settings, Skipped, settings_of
-from benchmarks.gpu.stages import STAGES, Stage, chosen
-from vla_gym.errors import UnknownName
+from benchmarks.gpu.stages import Stage
 
 CPU = torch.device("cpu")
 TINY = settings_of("tiny", CPU, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "flops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA GeForce RTX 4090", 165.2e12),
-        ("Voodoo 2", None),
-    ],
-)
-def test_cards_are_known_by_the_words_of_their_names(name: str, flops: float | None) -> None:
-    peak = data_sheet(name)
-    assert (peak.flops if peak else None) == flops
 
 
 @pytest.mark.processes
@@ -91,34 +73,6 @@ def test_the_exit_code_is_of_stages_that_should_work() -> None:
     assert exit_code(measure({**stages, "bad": stage()}, TINY, 60.0)) == 1
     (late,) = measure({"good": stages["good"]}, TINY, -1.0)
     assert (late.status, exit_code([late])) == ("skipped", 0)
-
-
-def test_stages_are_chosen_by_name_or_kind() -> None:
-    assert chosen(()) is STAGES
-    assert list(chosen(["act", "peaks"])) == ["peaks", *(f"act:{family}" for family in MODELS)]
-    assert list(chosen(["update:nano"])) == ["update:nano"]
-    with pytest.raises(UnknownName, match=r"no stage 'steps:libro'.*steps:libero"):
-        chosen(["steps:libro"])
-
-
-def test_shares_are_of_the_card_s_bounds() -> None:
-    # 30 of 120 TFLOP/s, 0.5 of 2 TB/s; the card's own measurement is no share of itself.
-    peak = Peak(120e12, 2e12, "a data sheet")
-    figures: Figures = {"FLOP/s": 30e12, "bytes/s": 0.5e12, "decisions/s": 4.0}
-    outcomes = [
-        Outcome(name="peaks", status="measured", seconds=1.0, figures=dict(figures)),
-        Outcome(name="act:nano", status="measured", seconds=1.0, figures=dict(figures)),
-        Outcome(name="act:pi0", status="failed", seconds=1.0, reason="CUDA out of memory"),
-    ]
-    first, second, third = with_shares(outcomes, peak)
-    assert "of peak FLOP/s" not in first["figures"]
-    assert second["figures"]["of peak FLOP/s"] == pytest.approx(0.25)
-    assert second["figures"]["of peak bandwidth"] == pytest.approx(0.25)
-    page = markdown({"card": "Voodoo 2"}, [first, second, third])
-    assert "- card: Voodoo 2" in page
-    assert "| decisions/s | 4 |" in page
-    assert "| of peak FLOP/s | 25.0% |" in page
-    assert "- act:pi0: failed, CUDA out of memory" in page
 
 
 @pytest.mark.slow

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-import pytest
-
 import vla_gym
-from benchmarks.harness import actions, play, print_sides, processor_seconds, wall_and_cpu
+from benchmarks.harness import actions, play, processor_seconds, wall_and_cpu
 
 
 def test_processor_time_is_of_work_and_not_of_waiting() -> None:
@@ -36,12 +34,3 @@ def test_our_environments_are_played_to_the_end_and_closed() -> None:
     assert 0 <= figures["busy cores"] <= 2
     assert figures["worker MB"] > 1
     assert not any(os.path.exists(f"/proc/{pid}/stat") for pid in workers)
-
-
-def test_ratios_are_of_the_first_side(capsys: pytest.CaptureFixture[str]) -> None:
-    ours, bare = {"steps/s": 80.0, "CPU ms/step": 5.0}, {"steps/s": 100.0, "CPU ms/step": 4.5}
-    print_sides({"ours": ours, "bare": bare})
-    said = capsys.readouterr().out.splitlines()
-    assert " ".join(said[0].split()) == "ours decisions/s 10.000 steps/s 80.000 CPU ms/step 5.000"
-    # 80 / 100, and 4.5 / 5: what of our processor time the bare simulator would need.
-    assert " ".join(said[-1].split()) == "ours / bare 0.80 by processor time 0.90"

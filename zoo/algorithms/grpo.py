@@ -14,8 +14,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.training_warnings import NothingToLearn, nothing_to_learn
-from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
+from zoo.algorithms.update_metrics import NothingToLearn, UpdateMetrics, learning_rates, nothing_to_learn
 from zoo.config.algorithm_configs import GRPOConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import discounted_sum, group_advantage, groups_with_signal, write_loss_weights

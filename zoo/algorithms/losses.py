@@ -118,11 +118,8 @@ class Scores:
     """A minibatch scored by the present weights, with gradients."""
 
     logprob_BL: Tensor
-    """Log-probability of each element."""
     entropy_BL: Tensor
-    """Entropy of each element, nats."""
     value_BU: Tensor
-    """Values."""
     token_logprob_BW: Tensor | None = None
     """Log-probability of each token, 0 where not executed; None where there is no reference policy."""
 
@@ -146,7 +143,6 @@ class PPOLoss:
     clip_high: float
     """Upper bound is 1 + clip_high."""
     ent_coef: float = 0.0
-    """Weight of the entropy bonus."""
     vf_coef: float = 0.0
     """Weight of the value error; 0 means there is no critic."""
     clip_vf: float | None = None
@@ -156,7 +152,6 @@ class PPOLoss:
     huber_delta: float | None = None
     """None = squared error."""
     kl_coef: float = 0.0
-    """Weight of the KL to the reference policy."""
     critic_only: bool = False
     """Whether the loss is the value error alone (the other terms are still reported)."""
 
@@ -210,7 +205,6 @@ class LossTerms:
     value: Tensor
     """Value error, unweighted; zero without a critic."""
     entropy: Tensor
-    """Weighted mean."""
 
 
 def _kl_to_reference(scores: Scores, batch: Minibatch) -> Tensor:

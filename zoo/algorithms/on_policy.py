@@ -37,11 +37,18 @@ from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
 from zoo.algorithms.arguments import bound_arguments, constructor_signature
 from zoo.algorithms.losses import PolicyScorer, PPOLoss
-from zoo.algorithms.reference_policy import Reference, check_reference, check_start
+from zoo.algorithms.reference_policy import Reference, check_start
 from zoo.algorithms.start_sampling import StartSampler
-from zoo.algorithms.training_warnings import TrainingWarnings, UpdateHealth, in_half_precision
-from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, rank_means, value_range
-from zoo.config.algorithm_configs import CreditLevel, OnPolicyConfig
+from zoo.algorithms.update_metrics import (
+    TrainingWarnings,
+    UpdateHealth,
+    UpdateMetrics,
+    behaviour_gap,
+    in_half_precision,
+    rank_means,
+    value_range,
+)
+from zoo.config.algorithm_configs import ADAPTER_LACKING, CreditLevel, OnPolicyConfig
 from zoo.distributed.fsdp import check_learnable, offloaded_state
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
@@ -52,7 +59,6 @@ from zoo.rollout.collector import (
     RolloutStart,
     check_share,
     decisions_of_an_episode,
-    first_env,
 )
 from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
@@ -65,7 +71,6 @@ if TYPE_CHECKING:  # only runs beside demonstrations load them
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "_rollout_source"),
     *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "_offload_idle"),
-    *("_config", "_settings"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS: Mapping[str, Any] = {
@@ -115,9 +120,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         given = bound_arguments(type(self), self.config_class, args, settings)
         policy, env = given.pop("policy"), given.pop("env")
         self.process_group = current_process_group() if process_group is None else process_group
-        self._config: OnPolicyConfig | None = None
-        self._settings: dict[str, Any] = {}
-        """Attributes that `_config` was made of."""
         own = {field.name: given.pop(field.name) for field in fields(self.config_class)}
         vars(self).update(own)
         self._rollout_source: RolloutSource | None = None
@@ -170,8 +172,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         with built_for(self.device):
             super()._setup_model()
         self.clip_range = FloatSchedule(self.config.clip_range)  # type: ignore[arg-type]
-        if self.config.kl_coef:
-            check_reference(self.policy, self.config.kl_reference)
+        if self.config.kl_coef and self.config.kl_reference == "adapter_off" and not self.policy.backbone.has_adapter:
+            raise BadValue(ADAPTER_LACKING)
 
     def _fit_to_env(self) -> None:
         """Set `n_steps` where it follows from the environment, which is there."""
@@ -183,10 +185,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     @property
     def config(self) -> OnPolicyConfig:
         """The present settings."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self.config_class)}
-        if self._config is None or settings != self._settings:
-            self._config, self._settings = self.config_class(**settings), settings
-        return self._config
+        return self.config_class(**{field.name: getattr(self, field.name) for field in fields(self.config_class)})
 
     @property
     @abstractmethod
@@ -205,11 +204,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         buffer: Any = self.rollout_buffer
         assert isinstance(buffer, ChunkRolloutBuffer)
         return buffer
-
-    @property
-    def first_env(self) -> int:
-        """Place of this rank's first sub-environment among those of all ranks."""
-        return first_env(self.envs)
 
     def set_rollout_source(self, source: RolloutSource) -> None:
         """Take rollouts from `source`, which other processes fill, instead of collecting them here."""

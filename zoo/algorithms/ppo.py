@@ -21,7 +21,7 @@ from zoo.algorithms.update_metrics import (
     value_range,
 )
 from zoo.config.algorithm_configs import STEP_VALUES_LACKING, PPOConfig
-from zoo.rollout.advantages import compute_gae, normalize, write_loss_weights
+from zoo.rollout.advantages import NORMALIZE_EPS, compute_gae, write_loss_weights
 from zoo.rollout.collector import CollectorConfig, RolloutCollector
 from zoo.rollout.stats import RolloutStats
 
@@ -106,7 +106,8 @@ class PPO(VLAOnPolicyAlgorithm):
         raw = value_range("raw", advantage[valid], group)
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if config.normalize_advantage:
-            advantage = normalize(advantage, *group.moments(advantage[valid]))
+            mean, std = group.moments(advantage[valid])
+            advantage = (advantage - mean) / (std + NORMALIZE_EPS)
         buffer.write_advantages(advantage.masked_fill(~valid, 0.0))
         masked = config.masked_minibatches
         write_loss_weights(buffer, executed_TN, config.logprob_level, config.loss_weight, group, masked=masked)

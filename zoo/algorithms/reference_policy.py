@@ -17,7 +17,7 @@ from vla_policies import VLAPolicy
 from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors
 from vla_policies.modules.quantization import quantized_layers
 from vla_policies.types import Evaluation
-from zoo.config.algorithm_configs import ADAPTER_LACKING, KLReference
+from zoo.config.algorithm_configs import KLReference
 from zoo.runs.folder import REFERENCE_FILE
 
 
@@ -68,12 +68,6 @@ def _frozen_copy(policy: Any) -> VLAPolicy:
     copied.requires_grad_(False)
     copied.set_training_mode(False)
     return copied
-
-
-def check_reference(policy: VLAPolicy, kind: KLReference) -> None:
-    """Raise `BadValue` unless `policy` has the reference that `kind` names."""
-    if kind == "adapter_off" and not policy.backbone.has_adapter:
-        raise BadValue(ADAPTER_LACKING)
 
 
 def check_start(policy: VLAPolicy, kind: KLReference) -> None:

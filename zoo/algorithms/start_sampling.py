@@ -51,15 +51,6 @@ def effective_number(probability_P: np.ndarray) -> float:
     return float(np.exp(-(positive * np.log(positive)).sum()))
 
 
-def reweighted_success(success_E: np.ndarray, probability_E: np.ndarray) -> float:
-    """Success rate at uniform weights of E episodes whose start states were drawn with these probabilities.
-
-    Self-normalised importance sampling: each episode weighs 1 / its probability.
-    """
-    weight_E = 1 / probability_E
-    return float((weight_E * success_E).sum() / weight_E.sum())
-
-
 class StartSampler:
     """Success counts of the start states of a run, and what follows from them; the same on every rank."""
 
@@ -91,7 +82,8 @@ class StartSampler:
         }
         if episodes:
             index_E, success_E = self._outcomes(episodes)
-            values["rollout/success_uniform"] = reweighted_success(success_E, probability_P[index_E])
+            # Self-normalised importance sampling: the success rate at uniform weights.
+            values["rollout/success_uniform"] = float(np.average(success_E, weights=1 / probability_P[index_E]))
         return values
 
     def to_json(self) -> dict[str, list[float]]:
@@ -101,14 +93,16 @@ class StartSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore `to_json()`; raises `BadValue` for what can be no counts of these start states."""
         try:
-            counts = [np.asarray(state[key], dtype=np.float64) for key in ("episodes", "successes")]
+            episode_P, success_P = (np.asarray(state[key], dtype=np.float64) for key in ("episodes", "successes"))
         except (KeyError, TypeError, ValueError) as error:
             raise BadValue(f"starts must hold episodes and successes, got {shown(state)}") from error
-        if any(count_P.shape != self._task_P.shape for count_P in counts) or not (counts[1] >= 0).all():
-            raise BadValue(f"starts must hold {len(self._task_P)} counts each, one per start state, got {shown(state)}")
-        if not (counts[1] <= counts[0]).all():  # also of nan
-            raise BadValue("starts has more successes than episodes of a start state")
-        self._episode_P, self._success_P = counts
+        fits = episode_P.shape == success_P.shape == self._task_P.shape
+        if not fits or not ((success_P >= 0) & (success_P <= episode_P)).all():  # also of nan
+            raise BadValue(
+                f"starts must hold {len(self._task_P)} counts each, one per start state, and of no start state more "
+                f"successes than episodes, got {shown(state)}"
+            )
+        self._episode_P, self._success_P = episode_P, success_P
 
     def _outcomes(self, episodes: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
         """Index of each episode's start state, int64 `[E]`, and whether it was solved, float64 `[E]`."""

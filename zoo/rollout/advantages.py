@@ -64,11 +64,6 @@ def groups_with_signal(score_PG: Tensor, bounds: tuple[float, float] | None = No
     return signal_P
 
 
-def normalize(advantage: Tensor, mean: float | Tensor, std: float | Tensor, eps: float = NORMALIZE_EPS) -> Tensor:
-    """(advantage - mean) / (std + eps), any shape; mean and std are those of every rank's valid entries."""
-    return (advantage - mean) / (std + eps)
-
-
 def gae(
     reward_TN: Tensor,
     value_TN: Tensor,

@@ -38,7 +38,6 @@ class Step:
     obs: Observation
     """Observation before the decision, `[n, ...]`."""
     sample: ActionSample
-    """The decision."""
     outcome: EnvStep
     """Rewards, ends and last observation of the chunk that was run."""
     next_obs: Observation

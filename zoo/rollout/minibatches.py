@@ -24,7 +24,6 @@ class MicroBatch:
     """Decisions of one minibatch that are scored at once."""
 
     batch: Minibatch
-    """The decisions."""
     weight: float
     """The minibatch's loss, a mean over its decisions, is the mean over ranks of the sum of weight x this loss."""
     last: bool
@@ -44,11 +43,9 @@ class RolloutData:
     micro_batch_size: int | None
     """Decisions scored at once; None = whole minibatches."""
     level: LogprobLevel
-    """Elements of a decision."""
     seed: int
     """The order of a pass follows from it and the pass's number."""
     device: torch.device
-    """Where minibatches go."""
     masked: bool = False
     """Whether minibatches are cut from masked places, too."""
 
@@ -113,7 +110,6 @@ class MinibatchShard:
     most: int
     """Decisions of it on the rank that scores the most."""
     num_ranks: int
-    """W."""
 
     def micro_batches(self, most: int | None) -> list[Tensor]:
         """Indices in micro-batches of at most `most` (None: one); equally many on every rank, some maybe empty."""
@@ -129,9 +125,7 @@ class Columns:
     """The order of the buffers' columns (round, sub-environment) of all ranks."""
 
     num_ranks: int
-    """W."""
     rank: int
-    """This rank."""
     num_envs: int
     """Sub-environments of each rank."""
 

@@ -79,13 +79,17 @@ class NoiseActionVecEnv(VecEnvWrapper):
         self.reward = reward
         policy.set_training_mode(False)
         width = self.backbone.flow_width * (1 if repeat else self.backbone.horizon)
-        state_space = venv.observation_space.spaces.get("state")  # type: ignore[attr-defined]
-        num_state = 0 if state_space is None else int(np.prod(state_space.shape))
+        made_up = {
+            key: np.zeros((1, *space.shape), space.dtype)
+            for key, space in venv.observation_space.spaces.items()  # type: ignore[attr-defined]
+        }
+        made_up["instruction"][0] = encode_instruction("go")
+        num_features = self._encode(made_up).observation_NF.shape[1]
         self._latest: _Encoded | None = None
         self._return_N = np.zeros(venv.num_envs)
         super().__init__(
             venv,
-            observation_space=spaces.Box(-np.inf, np.inf, (self._num_features() + num_state,), np.float32),
+            observation_space=spaces.Box(-np.inf, np.inf, (num_features,), np.float32),
             action_space=spaces.Box(-bound, bound, (width,), np.float32),
         )
 
@@ -110,16 +114,12 @@ class NoiseActionVecEnv(VecEnvWrapper):
         if self.reward == "step_cost":
             solved_N = np.array([bool(info.get("is_success", False)) for info in infos])
             reward_N = np.where(solved_N & done_N, 0.0, -1.0).astype(np.float32)
-        self._count(reward_N, done_N, infos)
-        return self._remember(obs), reward_N, done_N, infos
-
-    def _count(self, reward_N: np.ndarray, done_N: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Add to the returns, and put those that are complete where Stable-Baselines3 reads them."""
         self._return_N += reward_N
         for env in np.flatnonzero(done_N):
             if "episode" in infos[env]:  # not of an episode that was lost with its worker
                 infos[env]["episode"] = {**infos[env]["episode"], "r": float(self._return_N[env])}
             self._return_N[env] = 0.0
+        return self._remember(obs), reward_N, done_N, infos
 
     @torch.no_grad()
     def chunks(self, noise_ND: np.ndarray) -> np.ndarray:
@@ -150,13 +150,3 @@ class NoiseActionVecEnv(VecEnvWrapper):
         if "state" in obs:
             columns.append(np.asarray(obs["state"], dtype=np.float32).reshape(num, -1))
         return _Encoded(inputs, context, np.concatenate(columns, axis=1))
-
-    def _num_features(self) -> int:
-        """E, from a made-up observation."""
-        spaces_of = self.policy.observation_space.spaces  # type: ignore[attr-defined]
-        obs = {key: np.zeros((1, *space.shape), space.dtype) for key, space in spaces_of.items()}
-        obs["instruction"][0] = encode_instruction("go")
-        inputs = self.policy.prepare(obs)
-        with torch.no_grad():
-            context = self.backbone.encode(inputs)
-            return self.backbone.expert_feature(context, 1, inputs.pixels_BMCHW.device).shape[1]

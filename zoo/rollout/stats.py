@@ -74,7 +74,6 @@ class GroupOutcome:
     successes: int
     """Episodes that were solved at any step."""
     size: int
-    """G."""
     kept: bool = False
     """Whether the update uses the group."""
 
@@ -84,7 +83,6 @@ class GroupStats:
     """The groups of this rank's rollout, in the buffer's order."""
 
     outcomes: list[GroupOutcome]
-    """By group."""
     lost_N: Tensor
     """Bool, by column of the buffer: the episode was lost with its simulator."""
     num_resampled: int = 0
@@ -182,7 +180,7 @@ class RolloutRecorder:
             total.merge(own)
         began_at = num_timesteps
         after: dict[int, int] = {}
-        for decision, sim_steps in total.own()["sim_steps"]:
+        for decision, sim_steps in sorted(total._sim_steps.items()):
             num_timesteps += sim_steps
             after[decision] = num_timesteps
         ended = sorted(total._ended, key=lambda episode: (episode["decision"], episode["env"]))

@@ -36,6 +36,7 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
+from zoo.rollout.collector import first_env
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.train_state import Counters, TrainState
 
@@ -164,7 +165,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         algorithm.reference.load(folder)
     load_moments(algorithm.policy.optimizer, folder, saved)
     num_envs = algorithm.n_envs * algorithm.process_group.size
-    own = slice(algorithm.first_env, algorithm.first_env + algorithm.n_envs)
+    first = first_env(algorithm.envs)
+    own = slice(first, first + algorithm.n_envs)
     with content_of(folder / STATE_FILE):
         run = TrainState(
             counters=Counters.from_json(saved["counters"]),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.agents import AgentRecipe
-from benchmarks.evidence.outcomes import Outcome, Outcomes
 from benchmarks.evidence.trial import Trial, cpu_minutes, longer_updates
 
 RECIPE = AgentRecipe(env="MetaWorld/window-open", demonstrations=10, sft_updates=160, algorithms=("ppo",))
@@ -61,26 +60,6 @@ def test_a_policy_costs_what_led_to_it(stage: str, minutes: float) -> None:
     assert cpu_minutes({name: 60.0 * one for name, one in steps.items()}, stage) == minutes
 
 
-def test_outcomes_are_of_the_test_split(tmp_path: Path) -> None:
-    one = trial(tmp_path)
-    for stage, solved in (("sft", "1000"), ("longer", "1100"), ("ppo", "1111")):
-        write_result(one, stage, "test", solved)
-        write_result(one, stage, "validation-mean", "0000")
-    costs = {"demonstrations": 60, "sft": 120, "longer": 600, "ppo": 480}
-    done = {name: {"command": "", "cpu_seconds": seconds} for name, seconds in costs.items()}
-    (one.folder / "steps.json").write_text(json.dumps(done))
-    starts = ("0/0", "0/1", "0/2", "0/3")
-    assert one.outcomes() == Outcomes(
-        env="MetaWorld/window-open",
-        seed=3,
-        stages={
-            "sft": Outcome(solved=dict(zip(starts, (True, False, False, False), strict=True)), cpu_minutes=3.0),
-            "longer": Outcome(solved=dict(zip(starts, (True, True, False, False), strict=True)), cpu_minutes=11.0),
-            "ppo": Outcome(solved=dict.fromkeys(starts, True), cpu_minutes=11.0),
-        },
-    )
-
-
 def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: dict[str, list[str]] = {}
 
@@ -121,13 +100,3 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "policy_kwargs:{greedy: likeliest}",
         "env_kwargs:{task_seed: 4000, sampled_starts: 4}",
     ]
-
-
-def test_episodes_of_another_length_bound_what_failures_cost(tmp_path: Path) -> None:
-    one = trial(tmp_path, ("more",))
-    meta = one.folder / "demonstrations" / "meta"
-    meta.mkdir(parents=True)
-    settings = {"options": {"image_size": 64, "max_episode_steps": 20}}
-    (meta / "vla_zoo.json").write_text(json.dumps({"settings": settings, "tried": 60, "episodes": 10, "frames": 200}))
-    # PPO's 80,000 steps; a demonstration takes 20 of its own and five failures of 20: 120.
-    assert one._num_further() == 667

@@ -1,8 +1,6 @@
-"""While the critic warms up the policy rests, to the bit; afterwards nothing is left over of it."""
+"""Updates and passes of the critic alone: the policy rests to the bit, and afterwards nothing is left over of it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +8,10 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows
-from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
+from tests.zoo.training.test_checkpoint import StopIn, build
 from zoo import PPO
-from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
 def updates(model: PPO, count: int) -> None:
@@ -68,20 +65,6 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     assert all(parameter.requires_grad for parameter in model.policy.parameters())
 
 
-@pytest.mark.processes
-def test_the_count_survives_a_checkpoint(tmp_path: Any):
-    settings = {"critic_warmup_updates": 3}
-    whole = learn(build("ppo", **settings), 420)
-    assert [row["train/critic/warmup"] for row in whole[:4]] == [1.0, 1.0, 1.0, 0.0]
-    stopped = build("ppo", **settings)
-    before = learn(stopped, 420, StopIn(3, 2))
-    folder = save_checkpoint(stopped, tmp_path)
-    resumed = build("ppo", **settings)
-    load_checkpoint(resumed, folder)
-    assert len(before) == 2
-    assert same(before + learn(resumed, 420, resumed=True), whole)
-
-
 @pytest.mark.parametrize(("family", "chunk"), [("openvla-oft", 2), ("nano-flow", 2), ("pi05", 2)])
 def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
     envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=chunk, seed=0)
@@ -100,3 +83,36 @@ def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
         gradient is not None and gradient.any()
         for gradient in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
     )
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
+
+
+def steps_taken(model: PPO) -> tuple[set[float], set[float]]:
+    """Optimiser steps of the critic's parameters and of all others."""
+    critic = {id(parameter) for parameter in model.policy.backbone.critic_parameters()}
+    taken: tuple[set[float], set[float]] = (set(), set())
+    for parameter, state in model.policy.optimizer.state.items():
+        taken[id(parameter) not in critic].add(float(state["step"]))
+    return taken
+
+
+def test_the_critic_makes_more_passes_than_the_policy():
+    model = build("ppo", critic_epochs=3)
+    model.set_logger(Logger(None, [Rows()]))
+    updates(model, 1)
+    # 20 decisions in minibatches of at most 8: three steps a pass, two passes of both and three of the critic.
+    assert steps_taken(model) == ({15.0}, {6.0})
+    assert all(parameter.requires_grad for parameter in model.policy.parameters())
+    (row,) = model.logger.output_formats[0].rows
+    assert row["train/critic/value_loss_fitted"] < row["train/critic/value_loss"]
+
+
+def test_the_policy_is_that_of_no_such_passes():
+    with_passes, without = (build("ppo", critic_epochs=passes) for passes in (3, 0))
+    for model in (with_passes, without):
+        model.set_logger(Logger(None, []))
+        updates(model, 1)
+    (critic, policy), (other_critic, other_policy) = named(with_passes), named(without)
+    assert all(torch.equal(tensor, other_policy[name]) for name, tensor in policy.items())
+    assert not any(torch.equal(tensor, other_critic[name]) for name, tensor in critic.items())

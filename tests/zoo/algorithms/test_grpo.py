@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import Benchmark
 from vla_policies.types import ActionSample
 from zoo import GRPO
-from zoo.algorithms.training_warnings import NothingToLearn
+from zoo.algorithms.update_metrics import NothingToLearn
 from zoo.rollout.advantages import group_advantage
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
 
@@ -91,26 +91,6 @@ def test_with_masked_minibatches_every_episode_weighs_one_of_all_episodes():
     assert sum(sizes) == pytest.approx(13 / 8)
 
 
-@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
-@pytest.mark.parametrize(("masked", "steps"), [(True, 4), (False, 2)])
-def test_optimiser_steps_are_constant_with_masked_minibatches(masked: bool, steps: int):
-    model = two_groups(masked_minibatches=masked)
-    model.learn(0)  # Stable-Baselines3 sets up
-    buffer = model.chunk_buffer
-    fill = toy(masked_minibatches=masked)
-    fill.learn(1)
-    buffer.obs = {key: value[:1].repeat(4, *[1] * (value.ndim - 1)) for key, value in fill.chunk_buffer.obs.items()}
-    buffer.record = {
-        key: value[:1].repeat(4, *[1] * (value.ndim - 1)) for key, value in fill.chunk_buffer.record.items()
-    }
-    model.compute_returns_and_advantages(collected())
-    model.train()
-    taken = {int(state["step"]) for state in model.policy.optimizer.state.values()}
-    # 32 places are four minibatches of eight, the 13 decisions with a loss two.
-    assert taken == {steps}
-    assert all(np.isfinite(value) for value in model.logger.name_to_value.values())
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
@@ -180,16 +160,6 @@ def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
     assert model.envs._table.episodes.tolist() == [1] * 8
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_ratio_is_one_before_the_first_step(level: str):
-    model = toy(logprob_level=level)
-    model.learn(1)
-    rows = model.logger.output_formats[0].rows
-    assert rows[-1]["train/actor/ratio_first"] == pytest.approx(1.0, abs=1e-6)
-    assert rows[-1]["train/actor/ratio_first_gap"] < 1e-5
-    assert "train/critic/value_loss" not in rows[-1]
-
-
 def standing_still(**kwargs: Any) -> GRPO:
     """Nothing it does is a success."""
     model = toy(**kwargs)
@@ -233,18 +203,6 @@ def test_the_last_callback_infos_are_those_of_stable_baselines3():
 def test_environments_without_groups_are_refused():
     with pytest.raises(BadValue, match="group_size=1"):
         GRPO("VLAPolicy", vla_gym.make_vec("Toy-Reach", num_envs=4), policy_kwargs=TINY, device="cpu")
-
-
-def test_grpo_saves_and_loads(tmp_path):
-    model = toy(rollouts_per_update=2)
-    model.learn(1)
-    model.save(tmp_path / "model")
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=8, chunk=3, group_size=4, seed=9)
-    loaded = GRPO.load(tmp_path / "model", env=envs, device="cpu")
-    assert loaded.chunk_buffer.columns == 16
-    loaded.set_logger(Logger(None, []))
-    loaded.learn(1, reset_num_timesteps=False)
-    assert loaded.num_timesteps > model.num_timesteps
 
 
 def longer_toy(env_id: str, *, split: str = "train") -> Benchmark:

@@ -97,14 +97,6 @@ def test_the_collector_is_replaced_when_what_it_holds_is():
     assert model.collector().env is model.env
 
 
-def test_the_learner_is_replaced_with_the_policys_optimiser():
-    model = ppo()
-    first = model.learner
-    assert model.learner is first
-    model.policy.optimizer = type(model.policy.optimizer)(model.policy.parameters(), lr=0.1)
-    assert model.learner.raw_optimizer is model.policy.optimizer
-
-
 def test_counters_go_and_come_back():
     model = ppo()
     model.learn(1)
@@ -142,14 +134,6 @@ def test_a_saved_model_takes_the_environments_that_the_constructor_takes(tmp_pat
     loaded = PPO.load(tmp_path / "model")
     loaded.set_env(envs())
     assert loaded.learn(8).num_timesteps >= 8
-
-
-def test_a_saved_model_takes_an_id() -> None:
-    file = io.BytesIO()
-    PPO("VLAPolicy", "Toy-Reach", n_steps=8).save(file)
-    loaded = PPO.load(file, env="Toy-Reach")
-    assert loaded.n_envs == 1
-    loaded.set_env("Toy-Reach")
 
 
 def test_a_folder_is_no_saved_model(tmp_path: Path) -> None:
@@ -230,21 +214,6 @@ def test_callbacks_see_every_decision_and_the_rollouts_advantages(model: Any):
     model.learn(1, callback=seen)
     assert seen.steps == [(6, [3, 3], [False, False], [0, 0]), (8, [1, 1], [True, True], [1, 1])]
     assert seen.ends == ["torch.Size([2, 2])", "training"]
-
-
-def test_a_rollout_of_other_processes_shows_callbacks_nothing(model: Any):
-    model._setup_learn(1)
-    seen: list[Any] = []
-
-    class Empty(BaseCallback):
-        def _on_step(self) -> bool:
-            seen.append((self.locals["infos"], len(self.locals["dones"]), self.model.num_timesteps))
-            return False
-
-    callback = Empty()
-    callback.init_callback(model)
-    assert not model._after_decision(callback, None)
-    assert seen == [([], 0, 0)]
 
 
 def test_training_that_is_done_keeps_its_last_state(model: Any):

@@ -21,7 +21,7 @@ from zoo.algorithms.reference_policy import Reference
 from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
 def test_k3_by_hand():
@@ -94,12 +94,6 @@ def test_a_copy_is_a_file_of_the_checkpoint(algo: str, tmp_path: Any):
     (folder / REFERENCE_FILE).unlink()
     with pytest.raises(BadValue, match=REFERENCE_FILE):
         load_checkpoint(build(algo, **COPY), folder)
-
-
-def test_an_adapter_needs_no_copy_in_the_checkpoint(tmp_path: Any):
-    model = make("ppo", kl_coef=0.1)
-    model.learn(1)
-    assert not (save_checkpoint(model, tmp_path) / REFERENCE_FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vla_gym.errors import BadValue
 from zoo.algorithms.start_sampling import StartSampler, start_probabilities, success_rates
 from zoo.evaluation.evaluator import EpisodeRecord
 
-ignore_alarms = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+ignore_alarms = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
 def episode(task_id: int, trial_id: int, *, solved: bool) -> EpisodeRecord:

@@ -23,7 +23,7 @@ from zoo.imitation.loss import DemonstrationsLoss, imitation_loss
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
 def demonstrations(batch_size: int = 3, seed: int = 0, size: int = 1) -> DemonstrationsLoss:

@@ -133,11 +133,3 @@ def test_noise_follows_from_place_and_rollout_alone():
     together.collect(start(together, number=0), go_on)
     assert together.policy.drawn[:3] != first
     assert together.policy.drawn[3:] == first
-
-
-def test_rewards_of_steps_are_kept_where_steps_are_credited():
-    made = collector(CUT_OFF, SOLVED, reward_level="action")
-    made.collect(start(made), go_on)
-    assert made.buffer.step_reward_TNK[1:].tolist() == [[[1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 2, 0]]]
-    assert made.buffer.step_value_TNK is None
-    assert collector(CUT_OFF).buffer.step_reward_TNK is None

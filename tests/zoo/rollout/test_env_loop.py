@@ -16,12 +16,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
-from vla_policies.types import ActionSample
 from zoo import GRPO, PPO
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import check_share
-from zoo.rollout.env_loop import EnvLoop, sb3_view
-from zoo.rollout.stats import PhaseClock
+from zoo.rollout.env_loop import sb3_view
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -73,7 +71,7 @@ def test_ppo_collects_the_same_rollout_in_stages(toy: Callable[..., VLAVectorEnv
     assert_same_rollout(whole, staged)
 
 
-@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+@pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 def test_grpo_collects_the_same_rounds_in_stages(toy: Callable[..., VLAVectorEnv]):
     whole, staged = grpo(toy(group_size=4)), grpo(toy(group_size=4, num_workers=2, pipeline_stages=2))
     for model in (whole, staged):
@@ -102,23 +100,6 @@ def test_a_rollout_that_is_stopped_leaves_nothing_under_way(toy: Callable[..., V
     images = model._last_obs["image"]
     assert np.array_equal(images, np.stack(envs.render()))
     model.learn(1000, reset_num_timesteps=False, callback=StopAt(3))
-
-
-def test_stages_take_turns(toy: Callable[..., VLAVectorEnv]):
-    policy, env = ppo(toy()).policy, toy(pipeline_stages=2).as_sb3()
-    asked: list[tuple[int, list[int]]] = []
-
-    def act(obs: Any, decision: int, env_n: np.ndarray) -> ActionSample:
-        asked.append((decision, env_n.tolist()))
-        return policy.act(obs)
-
-    loop = EnvLoop(env, env.reset(), act, PhaseClock())
-    steps = list(loop.steps(2, first_decision=7))
-    first, second = [0, 1, 2, 3], [4, 5, 6, 7]
-    # (A stage in which an episode ended spends a turn on beginning the next.)
-    assert asked[:2] == [(7, first), (7, second)]
-    assert sorted(asked) == [(7, first), (7, second), (8, first), (8, second)]
-    assert [step.env_n.tolist() for step in steps] == [first + second] * 2
 
 
 @pytest.mark.filterwarnings("ignore:The `render_mode` attribute")
@@ -154,15 +135,6 @@ def test_every_form_trains(form: str) -> None:
     model.learn(1)
     assert model.num_timesteps >= 4
     model.env.close()
-
-
-def test_a_model_takes_another_environment_in_any_form() -> None:
-    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
-    first = model.env
-    model.set_env(gym.make("vla_gym/Toy-Reach-v0"))
-    assert isinstance(model.env, SB3VecEnv)
-    assert model.env is not first
-    model.learn(1)
 
 
 def test_two_ranks_with_the_same_environments_are_refused() -> None:

@@ -60,15 +60,6 @@ def test_masked_places_count_in_minibatches_of_one_size(num_ranks: int):
     assert [len(shard.index_B) for shard in minibatch_shards(selected(), Columns(1, 0, 8), 8, rng())] == [8, 7, 7, 7, 7]
 
 
-def test_a_minibatch_of_masked_places_alone_scores_nothing():
-    one = torch.zeros(2, 4, dtype=torch.bool)
-    one[0, 0] = True
-    shards = list(minibatch_shards(one, Columns(1, 0, 4), 2, rng(), masked=True))
-    assert sorted(len(shard.index_B) for shard in shards) == [0, 0, 0, 1]
-    assert all(len(shard.micro_batches(1)) == 1 for shard in shards)
-    assert not list(minibatch_shards(torch.zeros(2, 4, dtype=torch.bool), Columns(1, 0, 4), 2, rng(), masked=True))
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
     """Two rounds of four sub-environments; buffers hold (rank, round, env), names are (round, rank, env)."""

@@ -15,7 +15,7 @@ from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
 from zoo import PPO
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
 def rounds(**settings: Any) -> PPO:
@@ -63,15 +63,29 @@ def test_optimiser_steps_of_an_update(masked: bool) -> None:
 
 
 @pytest.mark.processes
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    settings = {"rounds_per_update": 2, "loss_weight": "trajectory", "masked_minibatches": True}
-    whole = learn(build("ppo", **settings), 400)
-    stopped = build("ppo", **settings)
-    before = learn(stopped, 400, StopIn(3, 2))
+@pytest.mark.parametrize(
+    ("algo", "settings", "total", "stop", "metric"),
+    [
+        (
+            "ppo",
+            {"rounds_per_update": 2, "loss_weight": "trajectory", "masked_minibatches": True},
+            400,
+            StopIn(3, 2),
+            "train/n_updates",
+        ),
+        ("ppo", {"critic_warmup_updates": 3}, 420, StopIn(3, 2), "train/critic/warmup"),
+        ("grpo", {"resample_dead_groups": 1}, 1500, StopIn(2, 3), "rollout/resample_rounds"),
+    ],
+)
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, algo: str, settings: dict[str, Any], total: int, stop: StopIn, metric: str
+) -> None:
+    whole = learn(build(algo, **settings), total)
+    assert any(row[metric] for row in whole)
+    stopped = build(algo, **settings)
+    before = learn(stopped, total, stop)
     folder = save_checkpoint(stopped, tmp_path)
-    resumed = build("ppo", **settings)
+    resumed = build(algo, **settings)
     load_checkpoint(resumed, folder)
-    after = learn(resumed, 400, resumed=True)
     assert before
-    assert after
-    assert same(before + after, whole)
+    assert same(before + learn(resumed, total, resumed=True), whole)

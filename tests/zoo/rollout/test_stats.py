@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from tests.zoo.rollout.steps import step
@@ -35,20 +33,6 @@ def test_episode_numbers():
         "env/num_trajectories": 2.0,
     }
     assert episode_metrics([]) == {}
-
-
-def test_phases_add_up_and_start_anew():
-    clock = PhaseClock()
-    for _ in range(2):
-        with clock.phase("env"):
-            time.sleep(0.01)
-    numbers = clock.read(decisions=6, sim_steps=24)
-    assert numbers["time/env_seconds"] >= 0.02
-    assert numbers["time/env_fraction"] == pytest.approx(
-        numbers["time/env_seconds"] / numbers["time/iteration_seconds"]
-    )
-    assert numbers["time/sim_steps_per_second"] == pytest.approx(4 * numbers["time/decisions_per_second"])
-    assert "time/env_seconds" not in clock.read(decisions=0, sim_steps=0)
 
 
 def made_step(env: int, executed: int, *, task: int, lost: bool = False, total: float | None = None) -> Step:

@@ -18,7 +18,7 @@ from zoo.training.checkpoint import (
 
 # Runs of a few updates learn nothing, and say so.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning"),
+    pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning"),
     pytest.mark.processes,
 ]
 
