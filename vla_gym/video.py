@@ -6,16 +6,20 @@ Imports Pillow and ffmpeg, so nothing that `import vla_gym` loads imports it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from PIL import Image, ImageDraw, ImageFont
 
 from vla_gym.errors import BadValue
 from vla_gym.system.paths import check_destination, write_atomic
+from vla_gym.vector.vector_env import Observation, VLAVectorEnv
 
 _CAPTION_HEIGHT = 44
 _SMALLEST_TILE = 192
@@ -107,20 +111,21 @@ class VideoGrid:
             writer.close()
 
     def _grid(self, step: int) -> np.ndarray:
-        tiles = []
-        for _, tile in sorted(self.tiles.items()):
-            if tile.frames:
-                over = step >= len(tile.frames) - 1
-                at = -1 if over else step
-                tiles.append(caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=over))
+        tiles = [_captioned(tile, step) for _, tile in sorted(self.tiles.items()) if tile.frames]
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)
         height, width = tiles[0].shape[:2]
         sheet = np.zeros((_even(rows * height), _even(columns * width), 3), dtype=np.uint8)
-        for place, image in enumerate(tiles):
+        for place, tile in enumerate(tiles):
             top, left = place // columns * height, place % columns * width
-            sheet[top : top + height, left : left + width] = image
+            sheet[top : top + height, left : left + width] = tile
         return sheet
+
+
+def _captioned(tile: Tile, step: int) -> np.ndarray:
+    last = len(tile.frames) - 1
+    at = min(step, last)
+    return caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=step >= last)
 
 
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:
@@ -163,6 +168,104 @@ def _wrap(
 def _even(size: int) -> int:
     # H.264 with 4:2:0 colour needs even sides.
     return size + size % 2
+
+
+class RecordVideo(VectorWrapper):
+    """Records the first `episodes` episodes, one frame per decision, side by side in one mp4.
+
+    Each tile shows its instruction, and turns green once solved or red when it ends unsolved. The file is
+    written when that many episodes have ended, else by `close` with the frames so far. An episode lost with its
+    worker is left out and another one recorded. Works with every autoreset mode; wrap before `reset`.
+    """
+
+    env: VLAVectorEnv
+
+    def __init__(self, envs: VLAVectorEnv, path: str | Path, *, episodes: int = 9, fps: float | None = None) -> None:
+        """`fps` defaults to the speed of the simulated world (decisions per simulated second).
+
+        Raises `BadValue` for a `path` that is no mp4 or cannot be written.
+        """
+        if episodes < 1:
+            raise BadValue(f"episodes must be at least 1, got {episodes}")
+        check_destination(Path(path), suffix=".mp4")
+        super().__init__(envs)
+        self.path = Path(path)
+        self.written = False
+        """Whether the file has been written."""
+        self._wanted = episodes
+        self._fps = float(envs.metadata["render_fps"]) if fps is None else fps
+        self._grid = VideoGrid()
+        self._begun = 0
+        self._tile: list[int | None] = [None] * envs.num_envs
+        """Tile of each environment, None between episodes or when enough are being recorded."""
+        self._between = np.zeros(envs.num_envs, dtype=np.bool_)
+        """Bool `[N]`: the next step shows a new episode (NEXT_STEP)."""
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See `VLAVectorEnv.reset`; the frames of an unfinished episode are dropped."""
+        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        mask_N = (options or {}).get("reset_mask")
+        chosen = range(self.num_envs) if mask_N is None else np.flatnonzero(mask_N).tolist()
+        for env in chosen:
+            self._drop(env)
+            self._begin(env, obs, idle=bool(infos["idle"][env]))
+        self._between[list(chosen)] = False
+        return obs, infos
+
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """See `VLAVectorEnv.step`."""
+        obs, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
+        ended_N = terminated_N | truncated_N
+        same_step = self.env.autoreset_mode is AutoresetMode.SAME_STEP
+        for env in range(self.num_envs):
+            if self._between[env]:
+                self._begin(env, obs, idle=bool(infos["idle"][env]))
+                continue
+            moved = same_step and ended_N[env]
+            last_info = infos["final_info"] if moved else infos
+            image = infos["final_obs"][env]["image"] if moved else obs["image"][env]
+            if last_info["lost"][env]:
+                self._drop(env)
+            elif (tile := self._tile[env]) is not None:
+                self._grid.add(tile, image, solved=bool(last_info["success"][env]))
+            if ended_N[env]:
+                self._tile[env] = None
+            if moved:
+                self._begin(env, obs, idle=bool(infos["idle"][env]))
+        self._between = ended_N & (self.env.autoreset_mode is AutoresetMode.NEXT_STEP)
+        self._write_when_done()
+        return obs, reward_N, terminated_N, truncated_N, infos
+
+    def close(self, **kwargs: Any) -> None:
+        """Write the file if that has not happened, and close the environment."""
+        try:
+            if not self.written and len(self._grid):
+                self._write()
+        finally:
+            self.env.close(**kwargs)
+
+    def _begin(self, env: int, obs: Observation, *, idle: bool) -> None:
+        if idle or len(self._grid) == self._wanted or self.written:
+            return
+        self._tile[env] = self._begun
+        self._grid.begin(self._begun, obs["instruction"][env])
+        self._grid.add(self._begun, obs["image"][env], solved=False)
+        self._begun += 1
+
+    def _drop(self, env: int) -> None:
+        tile, self._tile[env] = self._tile[env], None
+        if tile is not None:
+            self._grid.drop(tile)
+
+    def _write_when_done(self) -> None:
+        if not self.written and len(self._grid) == self._wanted and all(tile is None for tile in self._tile):
+            self._write()
+
+    def _write(self) -> None:
+        self._grid.write(self.path, fps=self._fps)
+        self.written = True
 
 
 def find_ffmpeg() -> str:
