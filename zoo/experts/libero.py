@@ -111,7 +111,8 @@ class DrawerSkill(StagedSkill):
     def _next(self, hand: Hand, part: Moving) -> tuple[HandCommand, bool]:
         if self._direction_3 is None:
             self._direction_3 = part.axis_3 * math.copysign(1.0, part.way)
-            self._pulls = pulls(part)
+            # Whether the way goes towards the side on which the handle stands out.
+            self._pulls = float((part.handle.centre_3 - part.anchor_3) @ part.axis_3) * part.way > 0
         direction_3 = self._direction_3
         outward_3 = direction_3 if self._pulls else -direction_3
         pointing_3 = -math.cos(TILT) * outward_3 - math.sin(TILT) * UP
@@ -151,7 +152,8 @@ class TurningSkill(StagedSkill):
         self._yaw: float | None = None
 
     def _next(self, hand: Hand, part: Moving) -> tuple[HandCommand, bool]:
-        now, door, narrowest = yaw_of(hand.quat_4, CLOSING), is_door(part), narrowest_yaw(part.handle)
+        now, narrowest = yaw_of(hand.quat_4, CLOSING), narrowest_yaw(part.handle)
+        door = float(np.linalg.norm((part.handle.centre_3 - part.anchor_3)[:2])) > DOOR
         grip_3 = part.handle.centre_3
         grip_3[2] = part.handle.top - BELOW_TOP
         if self._yaw is None or self.stage < SkillStage.MOVE:
@@ -227,17 +229,6 @@ def _distance(point_3: np.ndarray, hand: Hand) -> float:
 
 def _is_turned(hand: Hand, quat_4: np.ndarray) -> bool:
     return float(np.linalg.norm(turn_between(hand.quat_4, quat_4))) < TURNED
-
-
-def pulls(part: Moving) -> bool:
-    """Whether the way goes towards the side on which the handle stands out."""
-    from_anchor = float((part.handle.centre_3 - part.anchor_3) @ part.axis_3)
-    return from_anchor * part.way > 0
-
-
-def is_door(part: Moving) -> bool:
-    """Whether a turning part is held far from its axis."""
-    return float(np.linalg.norm((part.handle.centre_3 - part.anchor_3)[:2])) > DOOR
 
 
 def narrowest_yaw(thing: Solid) -> float:

@@ -22,7 +22,6 @@ from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import TORCH_NOISE, Noise, SlotNoise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.flow_backbone import FlowBackbone
-from vla_policies.types import Evaluation
 from zoo.config.batch_plan import check_dealing
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.distributed.learner import Learner, Scorer
@@ -53,13 +52,9 @@ def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE, *, pr
     loss = _mean(-scored.logprob_BKA, batch)
     if not privileged_coef:
         return loss
-    return loss + privileged_coef * _mean(_privileged_error(policy, scored, batch), batch)
-
-
-def _privileged_error(policy: Any, scored: Evaluation, batch: Frames) -> Tensor:
-    """Return each frame's error as that of each of its actions, `[B, K, 1]`: then parts of a batch add up to it."""
-    error_B: Tensor = policy.backbone.privileged.error(scored.privileged_BP, batch.privileged_BP)
-    return error_B[:, None, None].expand(-1, batch.mask_BK.shape[1], 1)
+    error_B: Tensor = backbone.privileged.error(scored.privileged_BP, batch.privileged_BP)
+    # A frame's error is that of each of its actions, so that the parts of a batch add up to it.
+    return loss + privileged_coef * _mean(error_B[:, None, None].expand(-1, batch.mask_BK.shape[1], 1), batch)
 
 
 def _mean(value_BKA: Tensor, batch: Frames) -> Tensor:
