@@ -12,7 +12,7 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_known
 from vla_gym.observation import ObservationLayout, check_instruction
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import Benchmark, Task
@@ -119,8 +119,15 @@ def with_instructions(benchmark: Benchmark, instructions: Instructions) -> Bench
 
     Raises `UnknownName` for a task that does not exist and `BadValue` for a text that is not allowed.
     """
-    texts = _texts(benchmark, instructions)
+    if callable(instructions):
+        instructions = {task.name: instructions(task) for task in benchmark.tasks}
+    elif not isinstance(instructions, Mapping):
+        raise BadValue(
+            f"instructions must map task names to texts, or be a function of a task, got {type(instructions).__name__}"
+        )
+    texts, names = dict(instructions), {task.name for task in benchmark.tasks}
     for name, text in texts.items():
+        check_known(f"task of {benchmark.id}", name, names)
         if not isinstance(text, str):
             raise BadValue(f"instruction of task '{name}' must be a text, got {type(text).__name__}")
         check_instruction(text)
@@ -132,17 +139,3 @@ def changed_instructions(before: Benchmark, after: Benchmark) -> dict[str, str]:
     """Task name -> the benchmark's own instruction, of the tasks whose instruction differs."""
     pairs = zip(before.tasks, after.tasks, strict=True)
     return {old.name: old.instruction for old, new in pairs if old.instruction != new.instruction}
-
-
-def _texts(benchmark: Benchmark, instructions: Instructions) -> dict[str, str]:
-    if callable(instructions):
-        return {task.name: instructions(task) for task in benchmark.tasks}
-    if not isinstance(instructions, Mapping):
-        raise BadValue(
-            f"instructions must map task names to texts, or be a function of a task, got {type(instructions).__name__}"
-        )
-    names = {task.name for task in benchmark.tasks}
-    for name in instructions:
-        if name not in names:
-            raise unknown_name(f"task of {benchmark.id}", str(name), names)
-    return dict(instructions)

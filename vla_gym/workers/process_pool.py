@@ -94,10 +94,9 @@ class WorkerProcess:
     def exit_reason(self) -> str:
         """Description of the process's end, for an error message."""
         try:
-            code = self._process.wait(timeout=5.0)
+            return exit_words(self._process.wait(timeout=5.0))
         except subprocess.TimeoutExpired:
             return "hung up without ending"
-        return exit_words(code)
 
     def last_output(self) -> str:
         """The last lines of its stdout and stderr, joined by " | "."""
