@@ -378,7 +378,8 @@ def faults(health: UpdateHealth) -> dict[str, str]:
     # All solved is no fault: nothing is left to learn.
     left_out = not health.groups_with_signal and health.groups_left_out > 0
     all_alike = not health.groups_with_signal and not left_out and health.groups_solved < health.groups
-    _, highest_rate = wilson_interval(0, max(1, health.no_success_episodes))
+    no_success = health.no_success_episodes >= NO_SUCCESS_EPISODES_HIGH
+    highest_rate = wilson_interval(0, health.no_success_episodes)[1] if no_success else 1.0
     ratio_gap_high = RATIO_GAP_HIGH_HALF if health.half_precision else RATIO_GAP_HIGH
     checks = (
         (
@@ -402,7 +403,7 @@ def faults(health: UpdateHealth) -> dict[str, str]:
         ),
         (
             "NoSuccessAtAll",
-            health.no_success_episodes >= NO_SUCCESS_EPISODES_HIGH,
+            no_success,
             f"not one success and no reward in {health.no_success_episodes} episodes (the true rate is below "
             f"{highest_rate:.1%}, 95 % interval): there is nothing to learn from yet. {NO_SIGNAL_ADVICE}",
         ),
