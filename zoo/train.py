@@ -31,7 +31,7 @@ from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
 from zoo.runs.lookup import ResumePoint, find_resume_point
-from zoo.training.run_plan import RunPlan, TrainJob, check_startable, dry_run_text, start_warnings
+from zoo.training.run_plan import RunPlan, TrainJob, check_startable, dry_run_text, hopeless_start
 
 
 def parser(
@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
 
     if args.dry_run:
         print(dry_run_text(plan, point, [*_published_lines(args), *([] if point else start_lines(config))]))
-        for sentence in start_warnings(plan, point):
+        if point is None and (sentence := hopeless_start(config)) is not None:
             print(f"warning: {sentence}")
         return 0
     if point is None:

@@ -73,26 +73,12 @@ def will_shard(environment: Mapping[str, str] = os.environ) -> bool:
     return fsdp_requested(environment) and int(environment.get("WORLD_SIZE", "1")) > 1
 
 
-def keeps_master_weights(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether every rank learns in float32, whatever precision the policy acts in, by the launcher's configuration."""
-    return will_shard(environment) and environment.get(_PRECISION, "no") != "no"
-
-
 def launch_in_words(environment: Mapping[str, str] = os.environ) -> str:
     """Return the launcher's part of how a run learns: "8 processes, sharded (FSDP2), bf16"; "1 process" without one."""
     count = int(environment.get("WORLD_SIZE", "1"))
     parts = [f"{count} process{'es' if count > 1 else ''}", "sharded (FSDP2)" if will_shard(environment) else ""]
     precision = environment.get(_PRECISION, "no")
     return ", ".join(part for part in (*parts, "" if precision == "no" else precision) if part)
-
-
-TRAINED_IN_16_BITS = (
-    "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
-    "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
-    "masters, which a run that goes on may do too: accelerate launch --config_file "
-    "hyperparams/accelerate/one_node_fsdp2.yaml"
-)
-"""Why such a policy is refused, and what to do."""
 
 
 def has_low_precision_parameters(module: nn.Module) -> bool:
@@ -119,8 +105,15 @@ def check_learnable(policy: nn.Module) -> None:
             "quantised weights do not train; add an adapter: policy_kwargs:{backbone_kwargs: {lora: {rank: 32}}}, or "
             "leave quantization out"
         )
-    if has_low_precision_parameters(policy) and not keeps_master_weights():
-        raise BadValue(TRAINED_IN_16_BITS)
+    # With a precision of the launcher's, every rank learns in float32, whatever the policy acts in.
+    keeps_masters = will_shard() and os.environ.get(_PRECISION, "no") != "no"
+    if has_low_precision_parameters(policy) and not keeps_masters:
+        raise BadValue(
+            "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
+            "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
+            "masters, which a run that goes on may do too: accelerate launch --config_file "
+            "hyperparams/accelerate/one_node_fsdp2.yaml"
+        )
 
 
 def learning_copy(policy: Any) -> Any:

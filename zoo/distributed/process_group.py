@@ -106,14 +106,12 @@ class ProcessGroup:
         """Return rank 0's JSON value."""
         return self.all_gather_object(value if self.is_first else None)[0]
 
-    # All to rank 0 ----------------------------------------------------------------------------------
-
     def gather(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """On rank 0 each rank's arrays, in rank order; an empty list elsewhere."""
+        """Return each rank's arrays, in rank order."""
         if self.size == 1:
             return [dict(arrays)]
         packed = save_arrays({key: np.ascontiguousarray(array) for key, array in arrays.items()})
-        return [load_arrays(data) for data in self._collect(packed, to_first=True)]
+        return [load_arrays(data) for data in self._collect(packed)]
 
     # Flags ------------------------------------------------------------------------------------------
 
@@ -147,21 +145,18 @@ class ProcessGroup:
                 dist.all_reduce(wide, op=how, group=self.host_group)
         return wide
 
-    def _collect(self, data: bytes, *, to_first: bool = False) -> list[bytes]:
-        """Bytes of any length from every rank: to all of them, or to rank 0 (the others get an empty list)."""
+    def _collect(self, data: bytes) -> list[bytes]:
+        """Return bytes of any length from every rank."""
         if self.size == 1:
             return [data]
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         lengths = self.all_gather(torch.tensor([[len(own)]]))[0].tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(own)] = own
-        gathered = [torch.empty_like(padded) for _ in lengths] if self.is_first or not to_first else None
+        gathered = [torch.empty_like(padded) for _ in lengths]
         with lost_ranks():
-            if to_first:
-                dist.gather(padded, gathered, group=self.host_group, group_dst=0)
-            else:
-                dist.all_gather(gathered, padded, group=self.host_group)
-        return [tensor[:length].numpy().tobytes() for tensor, length in zip(gathered or [], lengths)]
+            dist.all_gather(gathered, padded, group=self.host_group)
+        return [tensor[:length].numpy().tobytes() for tensor, length in zip(gathered, lengths, strict=True)]
 
 
 @contextmanager
@@ -174,13 +169,13 @@ def lost_ranks() -> Iterator[None]:
         # gloo has no exception of its own.
         if not isinstance(error, dist.DistError) and not any(sign in said for sign in _GLOO_SIGNS):
             raise
-        raise LostRank(_SILENT if "timed out" in said else _LOST) from error
+        raise LostRank(
+            "another process of the run, or its launcher, ended (its own message says why) or does not answer"
+        ) from error
 
 
 _flag_numbers = itertools.count(1)
 """Of the process, whose models share one store: what one of them has set must not stop another."""
-_LOST = "another process of the run, or its launcher, ended; its own message says why"
-_SILENT = "another process of the run has not answered in time: it hangs or is stopped, or its machine is out of reach"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
 

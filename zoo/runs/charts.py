@@ -111,11 +111,8 @@ class RunCurves:
     """A run with its curves."""
 
     config: RunConfig
-    """The run."""
     episodes: Episodes
-    """Its training episodes."""
     evaluations: Sequence[EvaluationPoint]
-    """Its evaluations."""
 
 
 def draw_runs(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
@@ -283,10 +280,8 @@ def _chart(chart: Chart, steps: Sequence[float | None], values: Sequence[float])
         figure = _figure(4.2, 2.2)
         axes = figure.subplots()
         axes.plot(steps, values, color=_EVALUATION, marker="o" if len(values) == 1 else "")
-        if chart.high is None and chart.low is not None:
-            axes.set_ylim(chart.low, max(chart.low, *values) * 1.08 or 1.0)
-        else:
-            axes.set_ylim(chart.low, chart.high)
+        fitted = None if chart.low is None else max(chart.low, *values) * 1.08 or 1.0
+        axes.set_ylim(chart.low, fitted if chart.high is None else chart.high)
         if chart.limit is not None and axes.get_ylim()[1] > chart.limit:
             axes.axhline(chart.limit, color="#d1242f", linestyle="--", linewidth=1)
         _tidy(axes)

@@ -69,7 +69,9 @@ class ScreenTable(KVWriter, SeqWriter):
         if self._rows % _ROWS_PER_HEADING == 0:
             _logger.info(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
         self._rows += 1
-        cells = [f"{_cell(key_values.get(key), form):>{_WIDTH}}" for _, key, form in self._columns]
+        numbers = plain_numbers(key_values)
+        shown = ((numbers.get(key), form) for _, key, form in self._columns)
+        cells = [f"{'' if value is None else format(float(value), form):>{_WIDTH}}" for value, form in shown]
         _logger.info(" ".join([f"{step:>10}", *cells]).rstrip())
 
     def write_sequence(self, sequence: Sequence[str]) -> None:
@@ -112,22 +114,10 @@ class TensorBoard(TensorBoardOutputFormat):
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
     """Return the scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
-    numbers: dict[str, float | int | None] = {}
-    for key in sorted(values):
-        value = values[key]
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, bool | int):
-            numbers[key] = int(value)
-        elif isinstance(value, float):
-            numbers[key] = value if math.isfinite(value) else None
-    return numbers
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return format(float(value), form)
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in sorted(values.items())}
+    return {
+        key: +value if math.isfinite(value) else None for key, value in plain.items() if isinstance(value, int | float)
+    }
 
 
 def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:

@@ -46,21 +46,15 @@ def find_run(path: str) -> RunFolder:
     """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
     wanted = local_or_shipped(path)
     _must_exist(wanted)
-    incomplete = None
     for folder in (wanted, *wanted.resolve().parents[:2]):
-        missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
-        if not missing:
+        if (folder / CONFIG_FILE).is_file() and (folder / ARGS_FILE).is_file():
             run = RunFolder(folder)
             for parent in (run.path, run.checkpoints):
                 recover_folders(parent)
             return run
-        if len(missing) == 1 and incomplete is None:
-            incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(
-        incomplete
-        or of_rounds(wanted)
-        or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
-        "logs/ppo/Toy-Reach_1"
+        of_rounds(wanted)
+        or f"'{path}' is no run folder: a run folder, such as logs/ppo/Toy-Reach_1, has {CONFIG_FILE} and {ARGS_FILE}"
     )
 
 
@@ -170,12 +164,9 @@ def _newest_policy(run: RunFolder) -> Path | None:
 
 
 def _must_exist(path: Path) -> None:
-    if path.is_dir():
-        return
-    parent = path.parent
-    if not parent.is_dir():
-        raise BadValue(f"no folder '{path}': not even '{parent}' exists")
-    siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
-    near = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = f" Did you mean '{parent / near[0]}'?" if near else ""
-    raise BadValue(f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}")
+    if not path.is_dir():
+        siblings = sorted(entry.name for entry in path.parent.glob("*") if entry.is_dir())
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f" Did you mean '{path.parent / near[0]}'?" if near else ""
+        there = ", ".join(siblings[:12]) or "no folders"
+        raise BadValue(f"no folder '{path}'. In '{path.parent}' there are: {there}.{hint}")

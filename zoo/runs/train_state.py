@@ -55,8 +55,6 @@ class Counters:
 
         Nothing else that stands there has any effect.
         """
-        if not isinstance(values, Mapping):
-            raise BadValue(f"counters must be a mapping, got {shown(values)}")
         known = {name: values[key] for name, key in ATTRIBUTES.items() if key in values}
         counters = from_json(cls, known, "counters")
         for name in known:

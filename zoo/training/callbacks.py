@@ -122,10 +122,9 @@ class BestPolicy:
 
     def offer(self, policy: Any, success: float, num_timesteps: int) -> bool:
         """Keep the policy if it is the best so far; return whether it is."""
-        if self._success is not None:
-            better = success >= self._success if self._later else success > self._success
-            if not better:
-                return False
+        best = self._success
+        if best is not None and (success < best or (success == best and not self._later)):
+            return False
         if self._process_group.is_first:
             save_best(policy, self._folder, success=success, num_timesteps=num_timesteps)
         self._success = success

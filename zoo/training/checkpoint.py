@@ -29,13 +29,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import size_of
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, Manifest, check_manifest, extend_manifest, read_manifest
 from vla_policies.checkpoint_io.weights import check_finite
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 from zoo.distributed.process_group import ProcessGroup
-from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
+from zoo.files import content_of, read_json, remove_folder, write_folder
 from zoo.rollout.collector import first_env
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.train_state import Counters, TrainState
@@ -137,10 +136,10 @@ def best_success(folder: Path, *, keep_until: int | None = None) -> float | None
     score = read_json(path)
     with content_of(path):
         success, num_timesteps = float(score["success"]), int(score["num_timesteps"])
-    if keep_until is None or num_timesteps <= keep_until:
-        return success
-    remove_folder(folder)
-    return None
+    if keep_until is not None and num_timesteps > keep_until:
+        remove_folder(folder)
+        return None
+    return success
 
 
 # Reading --------------------------------------------------------------------------------------------
@@ -177,20 +176,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
             arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
             starts=saved.get("starts"),
         )
-        scattered = run.scatter(own, num_envs)
-        _check_arrays(run.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
-        algorithm.restore_state(scattered)
-
-
-def _check_arrays(arrays: Mapping[str, np.ndarray], space: Any, num_envs: int, path: Path) -> None:
-    """Raise `BadValue` unless the arrays are observations in `space`, and starts of episodes, of so many
-    environments."""
-    wanted = {f"obs/{key}": (num_envs, *part.shape) for key, part in space.spaces.items()}
-    wanted["episode_starts"] = (num_envs,)
-    if (got := {name: array.shape for name, array in arrays.items()}) != wanted:
-        raise damaged(path, f"it holds {shown(got)}, this run's is {shown(wanted)}")
-    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays.values()):
-        raise damaged(path, "it holds numbers that are not finite")
+        algorithm.restore_state(run.scatter(own, num_envs))
 
 
 def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
@@ -222,7 +208,6 @@ def _manifest_of(folder: Path, state: Mapping[str, Any]) -> Manifest | None:
 
 
 def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
-    size_of(path)  # a pipe would never be opened
     try:
         return load(path)
     except (OSError, SafetensorError) as error:

@@ -29,8 +29,6 @@ from zoo.training.setup import join_run, make_envs, make_model, open_run_folder,
 from zoo.training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
-_MOST_ADVISED = 1000
-"""Start states that an evaluation of all is advised for."""
 _FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, 2 to 10 s each)"}
 """Extra -> what its simulators do once."""
 
@@ -111,9 +109,7 @@ class RLTrainer(Trainer):
         # A run that only made up for its last evaluation has seen no task.
         if steps > self.done:
             seen = len(self.model.tasks_seen | self._monitor.tasks)
-            branch = self.done and self.keep_until is None
-            new = f", {steps - self.done} of them in this run," if branch else ""
-            _logger.info(f"trained for {steps} simulator steps{new} on {seen} of {len(tasks)} tasks")
+            _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
         video, shows = None, ""
         if self.evaluator is not None and episodes is not None:
             _logger.info(self.table(episodes))
@@ -137,8 +133,6 @@ class RLTrainer(Trainer):
         look = f"zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
         if evaluated >= num_starts:
             look = f"zoo.enjoy -i {run}   (watch it)"
-        elif num_starts > _MOST_ADVISED:
-            look = f"zoo.evaluate -i {run} -P --eval-episodes {_MOST_ADVISED}   (of {num_starts:,} start states)"
         steps = longer(self.config.n_timesteps, self.model.num_timesteps)
         lines = [
             f"run folder  {self.run.path}",

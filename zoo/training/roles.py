@@ -64,7 +64,7 @@ def set_up_roles(
 
     learner = worker = None
     if actors is not None:
-        learner = model_of(actors, pool=_absent_pool)
+        learner = model_of(actors, pool=lambda *asked: AbsentPool(sub_env_setup(*asked).memory))
     if rollouts is not None:
         pool = {"pool": remote_pool} if placement.remote_envs else {}
         model = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
@@ -129,10 +129,6 @@ def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.dev
         return None
     on_device = all(devices[rank] != "cpu" for rank in (sender, *receivers)) and not plan.config.max_staleness
     return (members.gradient_group, device) if on_device else (members.host_group, torch.device("cpu"))
-
-
-def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-    return AbsentPool(sub_env_setup(benchmark, config).memory)
 
 
 # Simulators served to rollout ranks -----------------------------------------------------------------

@@ -119,7 +119,7 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
 def log_plan(plan: RunPlan, resume: ResumePoint | None) -> None:
     """Log what the run comes to, and what is unusual about it."""
     _logger.info("\n".join([*arithmetic_lines(plan), *memory_lines(plan)]))
-    for sentence in start_warnings(plan, resume):
+    if resume is None and (sentence := hopeless_start(plan.config)) is not None:
         _logger.warning("warning: %s", sentence)
 
 
@@ -230,20 +230,8 @@ def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[s
     return lines
 
 
-# What is unusual about a run: it may still be what the user wants ----------------------------------
-
-
-def start_warnings(plan: RunPlan, resume: ResumePoint | None) -> list[str]:
-    """Return the sentences that apply to a run which goes on from `resume`, or begins."""
-    if resume is None:
-        found = [hopeless_start(plan.config), short_of_a_rollout(plan, 0)]
-    else:
-        found = [short_of_a_rollout(plan, resume.step)]
-    return [sentence for sentence in found if sentence is not None]
-
-
 def hopeless_start(config: RunConfig) -> str | None:
-    """Fresh weights on a simulated robot that pays for success alone: chance hardly ever solves such a task."""
+    """Return the warning for fresh weights on a simulated robot that pays for success alone; None for other runs."""
     benchmark = benchmark_of(config)
     if config.policy not in FAMILIES or benchmark.extra is None:
         return None  # Toy-Reach, and benchmarks from elsewhere, may well be solved by chance
@@ -260,16 +248,4 @@ def hopeless_start(config: RunConfig) -> str | None:
     return (
         f"'{config.policy}' means fresh weights, and {config.env} pays for success alone, which chance hardly ever "
         f"reaches there: expect 0 %. Start from {' or '.join(remedies)}.{pays}"
-    )
-
-
-def short_of_a_rollout(plan: RunPlan, done: int) -> str | None:
-    """-n is less than what is collected for one update, and more than what was done."""
-    left, rollout = plan.config.n_timesteps - done, plan.batch.simulator_steps
-    if left >= rollout or left <= 0:
-        return None
-    smaller = "rollouts_per_update or group_size" if plan.config.algo == "grpo" else "n_steps"
-    return (
-        f"{left} simulator steps are less than one rollout: the run makes a whole one, of up to {rollout:,}. For less, "
-        f"lower --num-envs or {smaller} (-params)"
     )

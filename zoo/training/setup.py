@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from zoo.distributed.process_group import (
     check_same_command,
     join,
 )
-from zoo.files import missing_folders, quoted, recover_folders, remove_empty
+from zoo.files import quoted, recover_folders
 from zoo.runs.folder import RunFolder, create_run_folder, describe_machine, describe_run, locked
 from zoo.runs.progress import silent
 from zoo.training.run_plan import TrainJob
@@ -130,7 +129,6 @@ def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGro
 
 def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
     config, instead, args = job.config, "", dict(job.args)
-    made = missing_folders(job.log_folder / config.algo)
     own = job.resume if job.resume is not None and job.resume.in_place else None
     if own is not None:
         run = own.run
@@ -151,26 +149,16 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     evaluation = {"env": config.eval_env, **config.evaluation.to_json()}
     protocol = envs.protocol() | {"machine": machine, "launch": launch_in_words(), "evaluation": evaluation}
     protocol["versions"] |= {"torch": torch.__version__}
-    try:
-        describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
-    except BaseException:
-        if own is None:
-            shutil.rmtree(run.path, ignore_errors=True)  # half described, as on a full disk, it is no run
-            remove_empty(made)
-        raise
+    describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     return run
 
 
 @contextmanager
 def run_log(*, writes: bool) -> Iterator[None]:
-    """Context manager in which the rank that `writes` logs, warnings too, and the others are silent."""
-    with silent(on=not writes), warnings_as_lines():
-        yield
+    """Context manager in which the rank that `writes` logs, and the others are silent.
 
-
-@contextmanager
-def warnings_as_lines() -> Iterator[None]:
-    """Context manager that logs a training warning, or a worker's restart, as one line without a source position."""
+    A training warning, or a worker's restart, is logged as one line without a source position.
+    """
     former = warnings.showwarning
 
     def show(
@@ -186,7 +174,7 @@ def warnings_as_lines() -> Iterator[None]:
         else:
             former(message, category, filename, lineno, file, line)
 
-    with warnings.catch_warnings():
+    with silent(on=not writes), warnings.catch_warnings():
         # The training warnings limit their own rate.
         warnings.simplefilter("always", TrainingWarning)
         warnings.simplefilter("always", WorkerRestarted)

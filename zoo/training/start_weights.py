@@ -10,14 +10,12 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
-from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.devices import built_for
 from vla_policies.loading import check_checkpoint
-from vla_policies.model_folder import Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, family_class
-from vla_policies.resolver import adapter_folder, find_checkpoint, open_folder, resolve_policy
+from vla_policies.resolver import adapter_folder, find_checkpoint, resolve_policy
 from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.run_config import RunConfig
 from zoo.distributed.fsdp import check_learnable
@@ -107,13 +105,6 @@ def fetch_start_weights(config: RunConfig) -> None:
             find_checkpoint(part.name, revision=part.revision)
     if parts:
         check_fit(config)
-
-
-def check_files(folder: Path, request: Request) -> None:
-    """Raise `BadValue` where a file of a policy's folder is missing or no weights; reads headers alone."""
-    model = open_folder(folder, request).model
-    assert model is not None
-    read_shapes(model.folder)
 
 
 def check_fit(config: RunConfig) -> str:

@@ -20,8 +20,6 @@ def hold_policy(folder: Path) -> None:
 def test_a_missing_run_names_the_nearest(run: RunFolder) -> None:
     with pytest.raises(BadValue, match=r"Did you mean '.*LIBERO-Spatial-3_1'"):
         find_run(str(run.path.with_name("LIBERO-Spatial-3_2")))
-    with pytest.raises(BadValue, match="not even"):
-        find_run(str(run.path / "no" / "where"))
 
 
 def test_a_folder_of_rounds_names_the_run_of_the_newest(tmp_path: Path) -> None:
@@ -32,15 +30,6 @@ def test_a_folder_of_rounds_names_the_run_of_the_newest(tmp_path: Path) -> None:
         (learned / "args.yml").touch()
     with pytest.raises(BadValue, match=r"is a folder of zoo\.improve; the run of its newest round is '.*round_10/sft/"):
         find_run(str(tmp_path))
-
-
-@pytest.mark.parametrize("missing", ["args.yml", "config.yml"])
-def test_the_file_that_a_run_lacks_is_named(run: RunFolder, missing: str) -> None:
-    run.best.mkdir()
-    (run.path / missing).unlink()
-    for folder in (run.path, run.best):
-        with pytest.raises(BadValue, match=f"LIBERO-Spatial-3_1' is incomplete: it has no {missing}$"):
-            find_run(str(folder))
 
 
 def test_a_run_resumes_in_place_from_its_newest_checkpoint(run: RunFolder) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from zoo.training.run_plan import (
     dry_run_text,
     hopeless_start,
     memory_lines,
-    start_warnings,
 )
 
 
@@ -100,9 +98,3 @@ def test_fresh_weights_on_a_robot_that_is_paid_for_success_alone() -> None:
 )
 def test_others_may_well_learn(changes: dict[str, Any]) -> None:
     assert hopeless_start(config(**changes)) is None
-
-
-def test_a_run_that_goes_on_is_not_told_of_its_start() -> None:
-    plan = RunPlan.resolve(config())
-    assert len(start_warnings(plan, None)) == 1
-    assert start_warnings(plan, SimpleNamespace(step=1024)) == []  # type: ignore[arg-type]
