@@ -47,14 +47,6 @@ _STYLE: dict[Any, Any] = {
 # Curves ---------------------------------------------------------------------------------------------
 
 
-def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:
-    """Return mean of the last `window` entries up to and with each one, float64 `[E]`; nan before there are as many."""
-    total_E = np.concatenate([[0.0], np.cumsum(value_E, dtype=np.float64)])
-    mean_E = np.full(len(value_E), np.nan)
-    mean_E[window - 1 :] = (total_E[window:] - total_E[:-window]) / window
-    return mean_E
-
-
 def training_curve(episodes: Episodes, value_E: np.ndarray, *, window: int, num_envs: int) -> np.ndarray:
     """Moving mean of a training run's episodes, float64 `[E]`; nan where it would flatter the run.
 
@@ -64,7 +56,10 @@ def training_curve(episodes: Episodes, value_E: np.ndarray, *, window: int, num_
     """
     if not len(value_E):
         return np.empty(0)
-    mean_E = moving_mean(value_E, min(window, max(1, len(value_E) // 2)))
+    window = min(window, max(1, len(value_E) // 2))
+    total_E = np.concatenate([[0.0], np.cumsum(value_E, dtype=np.float64)])
+    mean_E = np.full(len(value_E), np.nan)
+    mean_E[window - 1 :] = (total_E[window:] - total_E[:-window]) / window
     return np.where(episodes.steps >= num_envs * episodes.length.max(), mean_E, np.nan)
 
 

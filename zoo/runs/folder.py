@@ -52,7 +52,6 @@ class RunFolder:
     """Paths inside one run folder."""
 
     path: Path
-    """The folder itself."""
 
     @property
     def best(self) -> Path:

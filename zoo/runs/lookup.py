@@ -53,18 +53,8 @@ def find_run(path: str) -> RunFolder:
                 recover_folders(parent)
             return run
     raise BadValue(
-        of_rounds(wanted)
-        or f"'{path}' is no run folder: a run folder, such as logs/ppo/Toy-Reach_1, has {CONFIG_FILE} and {ARGS_FILE}"
+        f"'{path}' is no run folder: a run folder, such as logs/ppo/Toy-Reach_1, has {CONFIG_FILE} and {ARGS_FILE}"
     )
-
-
-def of_rounds(folder: Path) -> str | None:
-    """Return the hint for a folder of `zoo.improve`; None for others."""
-    runs = [file.parent for file in folder.glob(f"round_*/sft/*/{CONFIG_FILE}")]
-    if not runs:
-        return None
-    newest = max(runs, key=lambda run: (len(run.parts[-3]), run.parts[-3]))
-    return f"'{folder}' is a folder of zoo.improve; the run of its newest round is '{newest}'"
 
 
 def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
@@ -141,8 +131,6 @@ def policy_path(name: str) -> str:
         return str(folder)
     if (folder / CONFIG_FILE).is_file():
         return str(policy_folder(name))
-    if (rounds := of_rounds(folder)) is not None:
-        raise BadValue(rounds)
     return str(folder)
 
 

@@ -63,32 +63,32 @@ class Progress:
     ) -> None:
         """`on` None shows it where `stream` (stderr) is a terminal."""
         self._total = total
-        self._bar: tqdm[None] | None = None
         file = stream or sys.stderr
-        if file.isatty() if on is None else on:
-            self._bar = Screen.bar = tqdm(
-                total=total,
-                initial=min(done, total),
-                unit=unit,
-                file=file,
-                # A log file gets a line now and then.
-                mininterval=0.5 if file.isatty() else 30.0,
-                dynamic_ncols=True,
-                smoothing=0.1,
-            )
+        shown = file.isatty() if on is None else on
+        self._bar: tqdm[None] = tqdm(
+            total=total,
+            initial=min(done, total),
+            unit=unit,
+            file=file,
+            # A log file gets a line now and then.
+            mininterval=0.5 if file.isatty() else 30.0,
+            dynamic_ncols=True,
+            smoothing=0.1,
+            disable=not shown,
+        )
+        if shown:
+            Screen.bar = self._bar
 
     def to(self, done: int) -> None:
         """Move the bar to `done` steps (a last rollout may pass the total; the bar does not)."""
-        if self._bar is not None:
-            self._bar.update(min(done, self._total) - self._bar.n)
+        self._bar.update(min(done, self._total) - self._bar.n)
 
     def note(self, text: str) -> None:
         """Show `text` behind the bar."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
+        self._bar.set_postfix_str(text, refresh=False)
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
+        if Screen.bar is self._bar:
             Screen.bar = None

@@ -85,7 +85,6 @@ class TrainState:
     """A run between two updates, but for weights and optimiser, which no rollout changes."""
 
     counters: Counters
-    """Counts and seeds."""
     episodes: tuple[Mapping[str, float], ...]
     """`ep_info_buffer`."""
     successes: tuple[float, ...]

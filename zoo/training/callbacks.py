@@ -7,7 +7,6 @@ finished update, and leave every random generator of the run as they found it.
 from __future__ import annotations
 
 import logging
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from types import FrameType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from zoo.distributed.process_group import ProcessGroup
@@ -28,6 +26,7 @@ from zoo.files import remove_folder
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress, Screen
+from zoo.runs.train_state import rng_state, set_rng_state
 from zoo.training.checkpoint import best_success, save_best, save_checkpoint
 
 _logger = logging.getLogger(__name__)
@@ -273,10 +272,8 @@ class StopSignals:
 @contextmanager
 def untouched_generators() -> Iterator[None]:
     """Context manager that restores torch's, NumPy's and Python's global generators at the end."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    state = rng_state()
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+        set_rng_state(state)

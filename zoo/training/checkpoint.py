@@ -59,9 +59,10 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
     if state is None:
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
     run = state.gather(algorithm.process_group)
-    facts: dict[str, Any] = {}
-    if run is not None:
-        facts = {
+    facts = (
+        {}
+        if run is None
+        else {
             "counters": run.counters.to_json(),
             "episodes": run.episodes,
             "successes": run.successes,
@@ -70,6 +71,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             **({} if algorithm.demonstrations is None else {"demonstrations": algorithm.demonstrations.digests[0]}),
             **({} if run.starts is None else {"starts": run.starts}),
         }
+    )
 
     def add_files(folder: Path) -> None:
         assert run is not None

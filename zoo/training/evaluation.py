@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -194,15 +194,12 @@ def of_all_ranks(
 
     Raises `Stopped` where `evaluate_own` did on some rank.
     """
-    own: Sequence[EpisodeRecord] = ()
-    stopped = False
-    try:
+    own: Sequence[EpisodeRecord] | None = None
+    with suppress(Stopped):
         own = evaluate_own()
-    except Stopped:
-        stopped = True
-    if process_group.any(stopped):
+    if process_group.any(own is None):
         raise Stopped
-    parts = process_group.all_gather_object([asdict(episode) for episode in own])
+    parts = process_group.all_gather_object([asdict(episode) for episode in own or ()])
     return [EpisodeRecord(**episode) for part in parts for episode in part]
 
 

@@ -143,7 +143,6 @@ class EnvServers:
     key: bytes
     """Secret shared by both ends of a connection."""
     listeners: list[Listener] = field(default_factory=list)
-    """Of this rank."""
     failures: list[Exception] = field(default_factory=list)
     """Errors that ended servers of this rank."""
     _threads: list[threading.Thread] = field(default_factory=list)

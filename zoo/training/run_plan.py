@@ -31,7 +31,6 @@ class TrainJob:
     """A training run as its command was asked for it."""
 
     config: RunConfig
-    """The run's configuration."""
     log_folder: Path
     """Where a new run folder goes."""
     command: Sequence[str]
@@ -64,9 +63,7 @@ class RunPlan:
     """A run of PPO or GRPO with its arithmetic on the processes it has."""
 
     config: RunConfig
-    """The run's configuration."""
     placement: Placement
-    """Roles of the ranks."""
     batch: BatchPlan
     """Decisions, minibatches and updates."""
     num_workers: int

@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.batch_plan import benchmark_of, check_division
+from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
@@ -51,11 +51,7 @@ def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:
 
 
 def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, Any]:
-    """Arguments of `make_vec` for this rank: whole groups, equally many on every rank, one schedule over all.
-
-    Raises `BadValue` when the groups do not divide, naming the nearest numbers that do.
-    """
-    check_division(config.num_envs, num_ranks=process_group.size, num_stages=1, group_size=config.group_size)
+    """Arguments of `make_vec` for this rank: whole groups, equally many on every rank, one schedule over all."""
     groups = config.num_envs // config.group_size // process_group.size
     return {
         "num_envs": groups * config.group_size,
@@ -105,11 +101,9 @@ def make_model(
 
 def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None) -> dict[str, Any]:
     """Return keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
-    options = dict(config.policy_kwargs)
-    if weights is not None:
-        # What a checkpoint says of itself, even when the folder its first weights came from is gone.
-        for name in ("backbone_kwargs", "unnorm_key", "revision"):
-            options.pop(name, None)
+    # What a checkpoint says of itself, even when the folder its first weights came from is gone.
+    own = () if weights is None else ("backbone_kwargs", "unnorm_key", "revision")
+    options = {name: value for name, value in config.policy_kwargs.items() if name not in own}
     return {
         "backbone": config.policy if weights is None else str(weights),
         "action_spec": envs.benchmark.action_spec,

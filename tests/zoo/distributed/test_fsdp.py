@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Shard
 
 from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
@@ -25,7 +24,6 @@ from zoo.distributed.fsdp import (
     learning_copy,
     offloaded_state,
     shard,
-    shard_like,
     sharding_settings,
     sync_weights,
 )
@@ -283,12 +281,6 @@ def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-
-
-def test_moments_lie_where_their_parameter_does(alone: DeviceMesh) -> None:
-    """With `fsdp_offload_params` that is not the device of the ranks' collectives."""
-    elsewhere = DTensor.from_local(torch.zeros(2, 2), alone, [Shard(0)]).to("meta")
-    assert shard_like(elsewhere, torch.ones(2, 2)).device.type == "meta"
 
 
 def test_the_learning_policy_hands_its_trained_weights_over(alone: DeviceMesh) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
-from gymnasium import spaces
 
-from tests.zoo.rollout.steps import step
 from tests.zoo.stand_ins import toy_config
 from vla_gym import BadValue
 from vla_gym.errors import VLAZooError
@@ -22,8 +18,6 @@ from zoo.distributed.placement import (
     parse_placement,
 )
 from zoo.distributed.process_group import ProcessGroup, own_block
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.minibatches import columns_of
 from zoo.training.setup import training_share
 
 
@@ -121,58 +115,6 @@ def test_blocks_and_overlaps():
     assert overlap(block(0, 2, 12), block(1, 3, 12)) == range(4, 6)
     assert overlap(block(1, 2, 12), block(1, 3, 12)) == range(6, 8)
     assert len(overlap(block(0, 2, 12), block(2, 3, 12))) == 0
-
-
-def buffer(num_envs: int, rounds: int) -> ChunkRolloutBuffer:
-    space = spaces.Dict({"image": spaces.Box(0, 255, (1,), np.uint8)})
-    return ChunkRolloutBuffer(2, space, spaces.Box(-1, 1, (1, 1)), "cpu", n_envs=num_envs, rollouts=rounds)
-
-
-def filled(held: range, rounds: int) -> ChunkRolloutBuffer:
-    """Row t of sub-environment s in round r: 100 r + 10 t + s everywhere."""
-    result = buffer(len(held), rounds)
-    for row in range(2):
-        for number in range(rounds):
-            value_n = np.array([100 * number + 10 * row + env for env in held])
-            tensor_n = torch.from_numpy(value_n)
-            cut_off = value_n % 3 == 0
-            result.write(
-                row,
-                number * len(held) + np.arange(len(held)),
-                step(
-                    range(len(held)),
-                    image=value_n[:, None].astype(np.uint8),
-                    token=tensor_n[:, None, None],
-                    logprob=-tensor_n[:, None, None].float(),
-                    value=tensor_n.float(),
-                    reward=value_n,
-                    executed=np.ones(len(held), dtype=int),
-                    terminated=value_n % 2 == 0,
-                    truncated=cut_off,
-                ),
-                bootstrapped_n=cut_off,
-                final_value_n=tensor_n.float(),
-                step_reward_nK=value_n[:, None].astype(np.float32),
-            )
-    return result
-
-
-@pytest.mark.parametrize(("collectors", "learners"), [(1, 2), (2, 3), (4, 1), (3, 3)])
-def test_dealing_twice_is_as_if_the_learner_had_collected(collectors: int, learners: int):
-    num_envs, rounds = 12, 2
-    for learner in range(learners):
-        wanted = block(learner, learners, num_envs)
-        got = buffer(len(wanted), rounds)
-        for collector in range(collectors):
-            held = block(collector, collectors, num_envs)
-            part = overlap(held, wanted)
-            columns = columns_of(part, held, rounds)
-            sent = {name: tensor[:, columns] for name, tensor in filled(held, rounds).collected().items()}
-            got.write_columns(columns_of(part, wanted, rounds), sent)
-        own = filled(wanted, rounds).collected()
-        assert own.keys() == got.collected().keys()
-        for name, tensor in got.collected().items():
-            assert torch.equal(tensor, own[name]), name
 
 
 def config(num_envs: int, group_size: int = 1) -> RunConfig:

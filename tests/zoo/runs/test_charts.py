@@ -12,20 +12,12 @@ from zoo.runs.charts import (
     Chart,
     at_points,
     metric_charts,
-    moving_mean,
     pooled,
     success_chart,
     success_per_task,
     training_curve,
 )
 from zoo.runs.monitor import Episodes, EvaluationPoint
-
-
-def test_the_moving_mean_begins_with_a_full_window() -> None:
-    # The last two entries of each: none, then 4 and 0, 0 and 2, 2 and 6.
-    assert moving_mean(np.array([4.0, 0.0, 2.0, 6.0]), 2)[1:].tolist() == [2.0, 1.0, 4.0]
-    assert np.isnan(moving_mean(np.array([4.0, 0.0]), 2)[0])
-    assert moving_mean(np.array([4.0, 0.0]), 1).tolist() == [4.0, 0.0]
 
 
 def test_a_training_curve_begins_when_every_environment_can_have_ended_an_episode() -> None:

@@ -22,16 +22,6 @@ def test_a_missing_run_names_the_nearest(run: RunFolder) -> None:
         find_run(str(run.path.with_name("LIBERO-Spatial-3_2")))
 
 
-def test_a_folder_of_rounds_names_the_run_of_the_newest(tmp_path: Path) -> None:
-    for number in (2, 10):
-        learned = tmp_path / f"round_{number}" / "sft" / "Toy-Reach_1"
-        learned.mkdir(parents=True)
-        (learned / "config.yml").touch()
-        (learned / "args.yml").touch()
-    with pytest.raises(BadValue, match=r"is a folder of zoo\.improve; the run of its newest round is '.*round_10/sft/"):
-        find_run(str(tmp_path))
-
-
 def test_a_run_resumes_in_place_from_its_newest_checkpoint(run: RunFolder) -> None:
     for step in (9, 100, 20):
         run.checkpoint(step).mkdir(parents=True)

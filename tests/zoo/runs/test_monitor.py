@@ -14,17 +14,6 @@ from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile, read_episodes, read_evaluations
 
 
-def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
-    file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(finished(1.0, 5, task_id=2), 20)
-    file.add(finished(0.0, 16, task_id=2), 80)
-    file.close()
-    frame = load_results(str(tmp_path))
-    assert frame["l"].tolist() == [5, 16]
-    assert frame["is_success"].tolist() == [1, 0]
-    assert frame["r"].tolist() == [1.0, 0.0]
-
-
 def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
     first = MonitorFile(tmp_path, "Toy-Reach")
     for at in (10, 20, 30):
@@ -154,21 +143,3 @@ def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
     assert episodes.task_id.tolist() == [2, 0]
     (point,) = read_evaluations(RunFolder(tmp_path))
     assert (point.steps, point.rate.successes, point.rate.episodes) == (64, 2, 3)
-
-
-def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"cannot read '.*monitor\.csv': No such file"):
-        read_episodes(RunFolder(tmp_path))
-    (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
-    with pytest.raises(BadValue, match="no column 'num_timesteps'"):
-        read_episodes(RunFolder(tmp_path))
-
-
-def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
-    file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(finished(1.0, 12, task_id=2), 40)
-    file.close()
-    whole = (tmp_path / "monitor.csv").read_bytes()
-    for half in (b"0.0,7", b"0.5,12,3.1,1,4,", b"0.5,12,3.1,1,4,20"):
-        (tmp_path / "monitor.csv").write_bytes(whole + half)
-        assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
