@@ -51,14 +51,13 @@ def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Ma
         record = read_json(results)
         if is_of_weights(record, weights) and _is_by_protocol(record, run):
             return record
-    if last.is_file() and step is not None:
-        record = read_json(last)
-        if record.get("num_timesteps") == step:
-            return record
-    if (run.path / EVALUATIONS_FILE).is_file() and step is not None:
+    if step is None:
+        return None
+    if last.is_file() and (record := read_json(last)).get("num_timesteps") == step:
+        return record
+    if (run.path / EVALUATIONS_FILE).is_file():
         log = read_evaluation_arrays(run.path / EVALUATIONS_FILE)
-        rows = log["successes"][log["timesteps"] == step]
-        if len(rows):
+        if len(rows := log["successes"][log["timesteps"] == step]):
             config = run.config()
             return {"success": rate_values(rate_of_rounds(config.eval_env, rows[-1], config.evaluation.rounds))}
     return None

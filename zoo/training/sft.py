@@ -164,11 +164,7 @@ class SFT:
         state = self.train_state
         assert state is not None
         policy = self.acting_policy()
-        facts = {
-            "counters": {"num_timesteps": state.num_timesteps},
-            "digest": self.digests[0],
-            "rng": state.rng,
-        }
+        facts = {"counters": {"num_timesteps": state.num_timesteps}, "digest": self.digests[0], "rng": state.rng}
         return write_checkpoint(checkpoints / f"step_{state.num_timesteps}", policy, self.process_group, "sft", facts)
 
     def load_checkpoint(self, folder: Path) -> None:
