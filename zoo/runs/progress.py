@@ -63,32 +63,32 @@ class Progress:
     ) -> None:
         """`on` None shows it where `stream` (stderr) is a terminal."""
         self._total = total
+        self._bar: tqdm[None] | None = None
         file = stream or sys.stderr
-        shown = file.isatty() if on is None else on
-        self._bar: tqdm[None] = tqdm(
-            total=total,
-            initial=min(done, total),
-            unit=unit,
-            file=file,
-            # A log file gets a line now and then.
-            mininterval=0.5 if file.isatty() else 30.0,
-            dynamic_ncols=True,
-            smoothing=0.1,
-            disable=not shown,
-        )
-        if shown:
-            Screen.bar = self._bar
+        if file.isatty() if on is None else on:
+            self._bar = Screen.bar = tqdm(
+                total=total,
+                initial=min(done, total),
+                unit=unit,
+                file=file,
+                # A log file gets a line now and then.
+                mininterval=0.5 if file.isatty() else 30.0,
+                dynamic_ncols=True,
+                smoothing=0.1,
+            )
 
     def to(self, done: int) -> None:
         """Move the bar to `done` steps (a last rollout may pass the total; the bar does not)."""
-        self._bar.update(min(done, self._total) - self._bar.n)
+        if self._bar is not None:
+            self._bar.update(min(done, self._total) - self._bar.n)
 
     def note(self, text: str) -> None:
         """Show `text` behind the bar."""
-        self._bar.set_postfix_str(text, refresh=False)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
 
     def close(self) -> None:
         """Take the bar away."""
-        self._bar.close()
-        if Screen.bar is self._bar:
+        if self._bar is not None:
+            self._bar.close()
             Screen.bar = None
