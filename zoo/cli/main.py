@@ -8,6 +8,7 @@ at which it came. A launcher finds the message in torch's error file.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import os
@@ -77,7 +78,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO) and _reader_has_gone():
             return 141
         if message := _reason_of_machine(error):
             report_error(message, every_rank=True)
