@@ -58,7 +58,7 @@ LIMITS = {
     "entries of CHANGELOG": (43, 60),
     "import circles": (0, 0),
 }
-"""Measure -> the most that `--check` allows, and what it should come to; traces of a run have one to spare, for timing."""
+"""Measure -> the most that `--check` allows, and what it should come to; traces have one to spare."""
 
 TRAIN = """
 import runpy, sys, traceback
