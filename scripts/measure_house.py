@@ -53,12 +53,12 @@ LIMITS = {
     "TYPE_CHECKING imports": (17, 10),
     "class names used twice": (10, 5),
     "docstrings beginning What, That, Those": (1, 0),
-    "lines of tests": (37_381, 34_000),
+    "lines of tests": (37_383, 34_000),
     "words of docs": (31_603, 32_000),
     "entries of CHANGELOG": (43, 60),
     "import circles": (0, 0),
 }
-"""Measure -> the most that `--check` allows, and what it should come to; traces have one to spare."""
+"""Measure -> the most that `--check` allows, and what it should come to. Traces have one to spare."""
 
 TRAIN = """
 import runpy, sys, traceback
