@@ -58,7 +58,7 @@ _SEARCHED: SearchSpace = {
     "clip_range": [0.1, 0.2, 0.3],
     "max_grad_norm": [0.5, 1.0, 5.0],
 }
-"""What `zoo.optimize` draws for either algorithm."""
+"""Values that `zoo.optimize` draws from, for either algorithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

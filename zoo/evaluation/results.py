@@ -152,12 +152,12 @@ def protocol_line(
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
-    pictures = "" if benchmark.render_quality == "full" else f", {benchmark.render_quality} pictures"
+    images = "" if benchmark.render_quality == "full" else f", {benchmark.render_quality} images"
     physics = "" if benchmark.physics == "exact" else f", {benchmark.physics} physics"
     words = f", own words for {own_words} {'task' if own_words == 1 else 'tasks'}" if own_words else ""
     line = (
         f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {benchmark.start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{physics}"
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{images}{physics}"
         f"{words}{note}"
     )
     return with_split(line, benchmark.split)

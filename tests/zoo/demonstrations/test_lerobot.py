@@ -530,3 +530,21 @@ def test_one_process_collects_into_a_folder(tmp_path: Path) -> None:
     with locked(tmp_path / "b" / "d"):
         pass
     assert not (tmp_path / "b").exists()
+
+
+def test_vector_statistics_by_hand() -> None:
+    stats = lr.vector_stats(np.array([[0.0], [1.0], [2.0]], np.float32))
+    assert stats["mean"] == [1.0]
+    assert stats["std"] == [pytest.approx((2 / 3) ** 0.5)]
+    assert stats["q50"] == [1.0]
+    assert stats["q10"] == [pytest.approx(0.2)]
+    assert stats["count"] == [3]
+
+
+def test_what_a_process_killed_at_its_start_leaves_is_no_obstacle(tmp_path: Path) -> None:
+    for folder in ("meta", "data/chunk-000"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "meta" / f".file.partial-{2**22 + 1}").write_text("half")  # of a number that no process has
+    with locked(tmp_path):
+        LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(2)], tried=1)
+    assert len(read_dataset(tmp_path)) == 1

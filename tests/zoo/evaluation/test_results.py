@@ -87,9 +87,9 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
         "horizon 10 steps, as it likes, chunk 8"
     )
     fast = line_of(EPISODES, protocol={"render_quality": "fast"})
-    assert fast.endswith("as it likes, chunk 8, fast pictures, split train")
+    assert fast.endswith("as it likes, chunk 8, fast images, split train")
     both = line_of(EPISODES, protocol={"render_quality": "fast", "physics": "fast"})
-    assert both.endswith("as it likes, chunk 8, fast pictures, fast physics, split train")
+    assert both.endswith("as it likes, chunk 8, fast images, fast physics, split train")
     told = line_of(EPISODES, own_words=2)
     assert told.endswith("as it likes, chunk 8, own words for 2 tasks, split train")
 

@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peft
@@ -24,9 +25,10 @@ from tests.zoo.stand_ins import toy_config
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
+from zoo.agents import measuring
 from zoo.cli.main import guarded
 from zoo.hub.upload import publish, publish_trained, repository_files
-from zoo.runs.evaluations import weights_sha256
+from zoo.runs.evaluations import find_evaluation, weights_sha256
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 
 pytestmark = [
@@ -407,3 +409,32 @@ def test_mistakes_are_named(
     assert guarded(push_to_hub.run, command) == 2
     assert named in capsys.readouterr().err
     assert hub.requests == []
+
+
+def quoted(run: Path) -> Mapping[str, Any]:
+    record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
+    assert record is not None
+    return record
+
+
+def test_results_count_for_the_weights_they_are_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--num-threads", "1", "--device", "cpu", "--eval-episodes"]
+    # Training goes on while others are evaluated: the results are of those that were loaded.
+    evaluated = measuring.play
+
+    def replaced_meanwhile(*args: Any, **options: Any) -> Any:
+        with (run / "best" / "model.safetensors").open("ab") as weights:
+            weights.write(b"more")
+        return evaluated(*args, **options)
+
+    monkeypatch.setattr("zoo.agents.measuring.play", replaced_meanwhile)
+    assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
+    assert "num_timesteps" in quoted(run)
+
+
+def test_training_succeeds_whatever_the_hub_does(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.break_uploads = True
+    assert train_nano("logs", "--push-to-hub", RUN) == 0
+    said = capsys.readouterr()
+    assert len([line for line in said.out.splitlines() if line.startswith("warning:")]) == 1
+    assert said.err == ""

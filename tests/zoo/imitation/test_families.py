@@ -11,6 +11,7 @@ import torch
 
 from vla_policies import VLAPolicy
 from zoo import collect, sft
+from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.imitation.frames import frames_of
 from zoo.imitation.loss import imitation_loss
@@ -67,3 +68,34 @@ def test_a_checkpoint_learns_and_what_it_learned_opens_again(
         torch.manual_seed(1)  # flow matching's draws
         found.append(imitation_loss(policy, frames).item())
     assert found[1] < 0.95 * found[0]
+
+
+def test_parts_of_an_update_add_up_to_it(demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--env", "Toy-Reach", "--dataset", str(demos), "-n", "3", "--batch-size", "8", "--seed", "0"]
+    rest = ["--eval-episodes", "0", "--device", "cpu", "--num-threads", "1"]
+    for extra in ([], ["--micro-batch-size", "3"]):
+        assert sft.run([*flags, *extra, *rest]) == 0
+    whole, parts = (
+        [json.loads(line) for line in Path(f"logs/sft/Toy-Reach_{k}/metrics.jsonl").read_text().splitlines()]
+        for k in (1, 2)
+    )
+    for row, in_parts in zip(whole, parts, strict=True):
+        assert row["train/loss"] == pytest.approx(in_parts["train/loss"], rel=1e-4)
+        assert row["train/actor/grad_norm"] == pytest.approx(in_parts["train/actor/grad_norm"], rel=1e-3)
+
+
+def test_demonstrations_of_another_arm_are_refused(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = demos / "meta/info.json"
+    whole = path.read_text()
+    try:
+        path.write_text(whole.replace('"v3.0"', '"v2.1"'))
+        assert guarded(sft.run, ["--env", "Toy-Reach", "--dataset", str(demos), "--policy", "openvla-oft"]) == 2
+    finally:
+        path.write_text(whole)
+    said = capsys.readouterr().err
+    assert "is of LeRobotDataset v2.1, only v3.0 is read; lerobot's convert_dataset_v21_to_v30" in said
+    assert len(said.splitlines()) == 1

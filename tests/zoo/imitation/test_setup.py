@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode
 from zoo import sft
+from zoo.demonstrations.lerobot_video import Video
 from zoo.runs.evaluations import find_evaluation
 from zoo.runs.folder import RunFolder
+from zoo.training.sft import SFT
 
 pytestmark = pytest.mark.processes
 
@@ -66,3 +69,28 @@ def test_the_later_of_the_best_is_kept(
         (6, 0.5),
         (7, 0.0),
     ]
+
+
+def test_the_files_of_a_dataset_are_closed_before_the_first_update(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A video that was read in part keeps its ffmpeg, a table what was read of it last."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[weakref.ref[Video]] = []
+
+    class Noted(Video):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(weakref.ref(self))
+
+    own = SFT.learn
+
+    def learn(*args: Any, **how: Any) -> SFT:
+        assert opened
+        assert not any(video() for video in opened)
+        return own(*args, **how)
+
+    monkeypatch.setattr("zoo.demonstrations.lerobot_video.Video", Noted)
+    monkeypatch.setattr(SFT, "learn", learn)
+    fine_tune(demos, "-n", "1", "--eval-episodes", "0", "--episodes", "1")
+    assert len(rows("train/loss")) == 1

@@ -11,7 +11,7 @@ import pytest
 from tests.zoo.imitation.test_loss import shown
 from vla_gym.errors import BadValue
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
-from zoo.imitation.weights import NothingToWeigh, advantage_weights, advantages_of, weighed
+from zoo.imitation.weights import NothingToWeigh, advantage_weights, advantages_of, discounted_returns, weighed
 
 
 def played(*rewards: float, task: str = "reach") -> Demonstration:
@@ -85,3 +85,8 @@ def test_rewards_that_tell_no_frame_apart_are_refused() -> None:
     ):
         with pytest.raises(NothingToWeigh, match="the rewards of the 2 episodes tell no frame apart"):
             weighed(episodes, "advantage", beta=1.0, gamma=0.99)
+
+
+def test_a_return_is_the_discounted_sum_to_the_end() -> None:
+    assert discounted_returns(np.array([0.0, 2.0, 1.0]), 0.5).tolist() == [1.25, 2.5, 1.0]
+    assert discounted_returns(np.array([0.0, 2.0, 1.0]), 0.0).tolist() == [0.0, 2.0, 1.0]

@@ -7,6 +7,7 @@ import base64
 import hmac
 import logging
 import os
+import socket
 import threading
 import time
 import urllib.request
@@ -221,3 +222,19 @@ def test_the_three_ways_to_show_a_token(monkeypatch: pytest.MonkeyPatch) -> None
     assert allowed({}, None)
     twice = Headers([("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer another")])
     assert not allowed(twice, TOKEN)
+
+
+def test_half_a_message_holds_nobody_up(serving: Serving, declaration: Declaration) -> None:
+    with serving(echo(declaration), declaration) as (_, port):
+        left = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for half in left[:10]:
+            half.sendall(b"GET / HT")
+        with opened(port) as stuck, opened(port) as ws:
+            stuck.socket.sendall(b"\x82\xfe\xea\x60" + os.urandom(1000))  # 1,000 of 60,000 bytes of a frame
+            started = time.monotonic()
+            for _ in range(5):
+                assert "actions" in ask(ws, question(declaration))
+            assert time.monotonic() - started < 5.0
+            stuck.socket.close()
+        for half in left:
+            half.close()
