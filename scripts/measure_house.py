@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (17, 10),
     "class names used twice": (10, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (37_556, 34_000),
+    "lines of tests": (37_612, 34_000),
     "words of docs": (31_603, 32_000),
     "entries of CHANGELOG": (43, 60),
     "import circles": (0, 0),

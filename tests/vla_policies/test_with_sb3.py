@@ -78,3 +78,13 @@ def test_registered_ids_train_without_a_view(wrapped: bool) -> None:
 @pytest.mark.filterwarnings("ignore:The minimal resolution for an image:UserWarning")
 def test_sb3s_checker_accepts_a_registered_id() -> None:
     check_env(gym.make("vla_gym/Toy-Reach-v0"))
+
+
+def test_the_first_minibatch_has_ratio_one(envs: VecEnv) -> None:
+    model = ppo(envs)
+    model.n_epochs = 1
+    model.batch_size = 32
+    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.0)
+    model.learn(32)
+    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert model.logger.name_to_value["train/clip_fraction"] == 0.0

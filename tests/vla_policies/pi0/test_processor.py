@@ -19,6 +19,7 @@ from vla_policies.pi0.processor import (
     Pi0Processor,
     paligemma_encoder,
     pi0_text,
+    pi05_text,
     resize_pil,
     resize_with_pad,
     state_bins,
@@ -138,3 +139,7 @@ def test_a_missing_tokenizer_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(BadValue, match=r"has no tokenizer\.json.*google/paligemma-3b-pt-224") as caught:
         paligemma_encoder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_pi05_text_by_hand() -> None:
+    assert pi05_text("open_it", np.array([0.0, -1.0])) == "Task: open it, State: 128 0;\nAction: "

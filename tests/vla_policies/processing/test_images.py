@@ -12,6 +12,7 @@ from vla_policies.openvla.jpeg import jpeg_round_trip
 from vla_policies.processing.images import (
     channels_last,
     crop_center,
+    lanczos3,
     pad_to_square,
     resize_bicubic,
     resize_lanczos3,
@@ -86,3 +87,10 @@ def test_channels_may_come_first() -> None:
     assert channels_last(image, "image").shape == (2, 5, 7, 3)
     with pytest.raises(BadValue, match=r"'image' must be uint8 .* got torch.float32 \(2, 3, 5, 7\)"):
         channels_last(image.float(), "image")
+
+
+def test_the_lanczos_kernel_by_hand() -> None:
+    # sinc(1/2) sinc(1/6) = (2 / pi) (3 / pi) = 6 / pi^2.
+    assert lanczos3(0.5) == pytest.approx(6 / np.pi**2)
+    assert lanczos3(1.0) == pytest.approx(0.0, abs=1e-12)
+    assert (lanczos3(0.0), lanczos3(3.0)) == (1.0, 0.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,17 @@ def test_what_would_fill_the_memory_or_never_end_is_not_opened(tmp_path: Path) -
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadValue, match="pipe"):
         read_tokenizer(tmp_path / "pipe")
+
+
+@pytest.mark.processes
+def test_another_process_with_another_hash_seed_agrees() -> None:
+    code = "from vla_policies.processing.text import tokenize; print(tokenize('reach the red block'))"
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == str(GOLDEN)

@@ -289,3 +289,20 @@ def test_a_checkpoint_of_another_number_of_environments_is_refused(saved: Path):
     model = PPO("VLAPolicy", envs, n_steps=5, batch_size=5, policy_kwargs=TINY, device="cpu")
     with pytest.raises(BadValue, match="of 4 environments, this run has 2"):
         load_checkpoint(model, saved)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_resumed_run_draws_start_states_by_the_counts_it_had(algo: str, tmp_path: Path):
+    weighed = {"start_sampling": "learnability"}
+    total = {"ppo": 300, "grpo": 650}[algo]
+    expected = learn(build(algo, **weighed), total)
+    stopped = build(algo, **weighed)
+    before = learn(stopped, total, StopIn(3, 3))
+    checkpoint = save_checkpoint(stopped, tmp_path)
+    resumed, forgetful = build(algo, **weighed), build(algo, **weighed)
+    load_checkpoint(resumed, checkpoint)
+    assert same(before + learn(resumed, total, resumed=True), expected)
+    load_checkpoint(forgetful, checkpoint)
+    nothing = dict.fromkeys(("episodes", "successes"), [0.0] * 150)
+    forgetful.start_sampler.restore(nothing)
+    assert not same(before + learn(forgetful, total, resumed=True), expected)
