@@ -32,16 +32,16 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (29_764, 25_500),
-    "lines": (47_671, 41_000),
-    "modules": (280, 270),
-    "statements of vla_gym": (7_704, 6_700),
+    "statements": (29_826, 25_500),
+    "lines": (47_771, 41_000),
+    "modules": (281, 270),
+    "statements of vla_gym": (7_766, 6_700),
     "statements of vla_policies": (7_302, 6_500),
     "statements of zoo": (14_758, 12_300),
     "calls from main to learn": (3, 4),
     "files one decision passes": (29, 22),
     "zoo files one update passes": (12, 8),
-    "records of a decision": (9, 6),
+    "records of a decision": (8, 6),
     "zoo modules that zoo.train loads": (64, 50),
     "constructor parameters of PPO": (42, 42),
     "constructor parameters of GRPO": (33, 34),
@@ -53,9 +53,9 @@ LIMITS = {
     "TYPE_CHECKING imports": (17, 10),
     "class names used twice": (10, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (37_612, 34_000),
-    "words of docs": (31_603, 32_000),
-    "entries of CHANGELOG": (43, 60),
+    "lines of tests": (37_706, 34_000),
+    "words of docs": (31_572, 32_000),
+    "entries of CHANGELOG": (42, 60),
     "import circles": (0, 0),
 }
 """Measure -> the most that `--check` allows, and what it should come to. Traces have one to spare."""

@@ -3,9 +3,9 @@
 The user's own MUJOCO_GL is respected. Else EGL when there is an NVIDIA GPU, else OSMesa, else Mesa's EGL.
 
 CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0, and PyTorch and SAPIEN with it; ranks of a launcher take them in
-turn, as Accelerate does: a rank has number LOCAL_RANK modulo their count. EGL, with which MuJoCo draws, numbers every
-GPU that the driver shows: a number in CUDA_VISIBLE_DEVICES is taken to be EGL's too, and MUJOCO_EGL_DEVICE_ID names
-another where the orders differ (mujoco issue 3245).
+turn, as Accelerate does: a rank has number LOCAL_RANK modulo their count. EGL, with which MuJoCo renders, numbers every
+GPU that the driver shows, in an order that may differ (mujoco issue 3245). So a child process asks both for UUIDs;
+where they do not tell, a number in CUDA_VISIBLE_DEVICES is taken to be EGL's too.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_gym.errors import MissingDependency
+from vla_gym.system import gpu_uuids
 
 APT_LINE = "apt-get install libosmesa6 libegl1 libgl1"
 OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 EGL_LIBRARIES = ("libEGL.so.1", "libEGL.so")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+READ_BY_CUDA = (VISIBLE, "CUDA_DEVICE_ORDER")
+PROBE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ def own_gpu(environ: Mapping[str, str], *, worker: int = 0) -> OwnGpu | None:
     process that no launcher started spreads its workers over the GPUs of CUDA_VISIBLE_DEVICES, and stays on the first
     one where that is unset.
     """
-    numbers = visible_gpus(environ.get(VISIBLE), num_gpus())
+    count = num_gpus()
+    read = tuple((name, environ[name]) for name in READ_BY_CUDA if name in environ)
+    numbers = (count and matched(*probe_uuids(read))) or visible_gpus(environ.get(VISIBLE), count)
     if not numbers:
         return None
     rank = environ.get("LOCAL_RANK", "")
@@ -53,8 +58,41 @@ def own_gpu(environ: Mapping[str, str], *, worker: int = 0) -> OwnGpu | None:
     return OwnGpu(cuda=turn % len(numbers), egl=numbers[turn % len(numbers)])
 
 
+def matched(cuda: Sequence[str], egl: Sequence[str]) -> tuple[int, ...]:
+    """Return EGL's number of each of CUDA's GPUs by their UUIDs; empty unless all are found."""
+    if gpu_uuids.UNTOLD in cuda or not set(cuda) <= set(egl):
+        return ()
+    return tuple(egl.index(uuid) for uuid in cuda)
+
+
+@functools.cache
+def probe_uuids(read_by_cuda: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the UUIDs of CUDA's GPUs and of EGL's devices, asked in a child, so that this process loads no driver.
+
+    Empty where a library is missing or does not answer in a minute.
+    """
+    others = {name: value for name, value in os.environ.items() if name not in READ_BY_CUDA}
+    try:
+        done = subprocess.run(  # noqa: S603  our own program
+            [sys.executable, "-I", "-S", gpu_uuids.__file__],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env={**others, **dict(read_by_cuda)},
+            timeout=PROBE_SECONDS,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        return (), ()
+    lines = done.stdout.splitlines()
+    if done.returncode or len(lines) != 2:
+        return (), ()
+    cuda, egl = (tuple(line.split()) for line in lines)
+    return cuda, egl
+
+
 def visible_gpus(visible: str | None, count: int) -> tuple[int, ...]:
-    """Return the machine's number of each GPU that CUDA sees, in CUDA's order.
+    """Return the machine's number of each GPU that CUDA sees, in CUDA's order, where drivers tell no UUIDs.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES. It ends at the first entry that is none, as CUDA reads it. A UUID, of a GPU or

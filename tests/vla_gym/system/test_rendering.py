@@ -128,6 +128,39 @@ def test_cuda_s_own_numbers(visible: str | None, numbers: tuple[int, ...]) -> No
     assert rendering.visible_gpus(visible, 4) == numbers
 
 
+def test_uuids_find_the_device_whatever_the_order() -> None:
+    assert rendering.matched(("aa", "cc"), ("cc", "bb", "aa", "-")) == (2, 0)
+    assert rendering.matched(("aa", "aa"), ("bb", "aa")) == (1, 1)  # two MIG instances of one GPU
+    assert rendering.matched(("aa", "dd"), ("cc", "bb", "aa")) == ()
+    assert rendering.matched(("-",), ("-",)) == ()
+
+
+def test_uuids_win_over_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "probe_uuids", lambda read: (("aa", "bb"), ("bb", "aa")))
+    monkeypatch.setattr(rendering, "num_gpus", lambda: 0)
+    assert rendering.own_gpu({"LOCAL_RANK": "1"}) is None
+    monkeypatch.setattr(rendering, "num_gpus", lambda: 2)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "LOCAL_RANK": "3"}
+    assert rendering.own_gpu(environ) == rendering.OwnGpu(cuda=1, egl=0)
+
+
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        ("print('aa bb'); print('bb - aa')", (("aa", "bb"), ("bb", "-", "aa"))),
+        ("import os; print(os.environ.get('CUDA_VISIBLE_DEVICES')); print('x')", (("7",), ("x",))),
+        ("raise OSError('libcuda.so.1: cannot open shared object file')", ((), ())),
+    ],
+)
+def test_the_childs_two_lines(
+    program: str, answer: tuple[tuple[str, ...], ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "probe.py").write_text(program)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(rendering.gpu_uuids, "__file__", str(tmp_path / "probe.py"))
+    assert rendering.probe_uuids.__wrapped__((("CUDA_VISIBLE_DEVICES", "7"),)) == answer
+
+
 def test_robosuite_does_not_see_what_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1f")
     with rendering.cuda_hidden():
