@@ -32,22 +32,16 @@ _HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile")
 """Of `policy_kwargs`, what `PolicyRef` does not say."""
 
 
-class ServedPolicy(Protocol):
-    """A policy that a server has; `zoo.serving.client.ServerPolicy`."""
+class ServedPolicy(Predictor, Protocol):
+    """A policy that a server has, which acts as a `VLAPolicy` does; `zoo.serving.client.RemotePolicy`."""
 
-    @property
-    def name(self) -> str:
-        """Address of the server."""
-
-    @property
-    def weights_sha256(self) -> str | None:
-        """SHA-256 of its weights, where the server tells it."""
+    name: str
+    """Address of the server."""
+    weights_sha256: str | None
+    """SHA-256 of its weights, where the server tells it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what the server says of the policy, as JSON values."""
-
-    def connect(self) -> Any:
-        """Return an object with the methods of `VLAPolicy` that evaluating, recording and collecting call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +120,10 @@ def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = Fal
     if agent.num_threads is not None:
         torch.set_num_threads(agent.num_threads)
     device = use_device(agent.device)
+    policy: Any = agent.policy
     if isinstance(agent.policy, PolicyRef):
         check_installed(agent.benchmark)
         policy = load_policy(agent.policy, agent.policy_kwargs, device, agent.env, agent.env_options)
-    else:
-        policy = agent.policy.connect()
     options = {**agent.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
     return policy, make_vec(agent.env, agent.num_envs, autoreset_mode="disabled", **options)
 

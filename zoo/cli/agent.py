@@ -46,7 +46,7 @@ from zoo.runs.shipped_agents import is_shipped
 from zoo.yaml_text import read_yaml_mapping
 
 if TYPE_CHECKING:  # it brings a protocol's packages
-    from zoo.serving.client import ServerPolicy
+    from zoo.serving.client import RemotePolicy
 
 _OPENING = {"dtype": Literal["auto", "float32", "bfloat16"]}
 """Keyword arguments of `VLAPolicy.from_pretrained` that say how weights are held."""
@@ -128,7 +128,7 @@ class _Chosen:
     """A policy, where it acts, and the options of the environment it was trained in."""
 
     env: str
-    policy: PolicyRef | ServerPolicy
+    policy: PolicyRef | RemotePolicy
     env_options: Mapping[str, Any]
     policy_kwargs: Mapping[str, Any]
     output_folder: Path | None = None
@@ -206,7 +206,7 @@ def is_server(name: str | None) -> bool:
     return name is not None and name.startswith(("ws://", "wss://"))
 
 
-def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> ServerPolicy:
+def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> RemotePolicy:
     """Ask the server at `--policy` what it serves.
 
     Raises `BadValue` for settings of a policy, which are its server's, and `ServerFailed` for a server that does not
@@ -215,14 +215,14 @@ def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> S
     from zoo.serving.wire import require_wire_packages
 
     require_wire_packages()
-    from zoo.serving.client import ServerPolicy, read_declaration, server_address
+    from zoo.serving.client import RemotePolicy, read_declaration, server_address
 
     if policy_kwargs:
         raise BadValue(
             f"{', '.join(policy_kwargs)}: settings of a policy are its server's, {args.policy}; leave them out"
         )
     address = server_address(args.policy, conf_file=args.server_conf, token_file=args.token_file)
-    return ServerPolicy(address=address, declaration=read_declaration(address))
+    return RemotePolicy(address, read_declaration(address))
 
 
 # Flags ----------------------------------------------------------------------------------------------------

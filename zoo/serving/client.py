@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,23 +23,16 @@ from websockets.sync.client import ClientConnection, connect
 from vla_gym.errors import BadValue, ServerFailed
 from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoise
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
 from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
-from zoo.serving.server import read_token
-from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession, action_spec
+from zoo.serving.server import SESSIONS, read_token
+from zoo.serving.vla_eval import action_spec
 from zoo.serving.wire import Payload
 from zoo.yaml_text import read_yaml
 
 LOGGER = logging.getLogger(__name__)
-SESSIONS: dict[str, tuple[type[ClientSession], Mapping[str, str]]] = {
-    "openpi": (OpenpiClientSession, OpenpiServerSession.NAMES),
-    "vla-eval": (VlaEvalClientSession, VlaEvalServerSession.NAMES),
-}
-"""Protocol -> the client's side of a connection, and the protocol's words for our observation keys."""
 GREETING_SECONDS = 10.0
 """How long a server may take to open a connection and greet."""
 LARGEST_ANSWER = 2**24
@@ -47,6 +40,7 @@ LARGEST_ANSWER = 2**24
 _BROKEN = (ConnectionClosed, TimeoutError, OSError, InvalidHandshake)
 _FINAL = (1003, 1008, 1009)
 """Closing codes (unsupported data, policy violation, too big) after which the same request would end the same way."""
+_Got = TypeVar("_Got")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +61,7 @@ class ServerConf:
     def __post_init__(self) -> None:
         if self.timeout <= 0 or self.attempts < 1:
             raise BadValue(f"timeout must be > 0 and attempts >= 1, got {self.timeout} and {self.attempts}")
-        renamed(SESSIONS[self.protocol][1], self.names)
+        renamed(SESSIONS[self.protocol].NAMES, self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +77,8 @@ class ServerAddress:
 
     def session(self) -> ClientSession:
         """Return a client's side of a new connection."""
-        session, names = SESSIONS[self.conf.protocol]
-        return session(renamed(names, self.conf.names))
+        protocol = SESSIONS[self.conf.protocol]
+        return protocol.CLIENT(renamed(protocol.NAMES, self.conf.names))
 
 
 def server_address(url: str, *, conf_file: str | None = None, token_file: str | None = None) -> ServerAddress:
@@ -94,10 +88,11 @@ def server_address(url: str, *, conf_file: str | None = None, token_file: str | 
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         raise BadValue(f"--policy {url}: {error}") from error
-    if parts.username is not None or parts.password is not None:
-        raise BadValue("--policy: a token in the address would be printed with it; give it with --token-file FILE")
-    if not host or parts.fragment or parts.query:
-        raise BadValue(f"--policy {url}: the address of a policy server is ws://HOST:PORT or wss://HOST:PORT")
+    if not host or parts.fragment or parts.query or parts.username is not None:
+        raise BadValue(
+            f"--policy {parts.scheme}://{host or ''}...: the address of a policy server is ws://HOST:PORT or "
+            "wss://HOST:PORT; a token would be printed with it: give it with --token-file FILE"
+        )
     conf = {} if conf_file is None else read_yaml(Path(conf_file)) or {}
     return ServerAddress(
         url=url,
@@ -119,8 +114,7 @@ class PolicyConnection:
 
     def greeting(self) -> Payload:
         """Open a connection and return the server's metadata."""
-        metadata: Payload = self._retry(self._open)
-        return metadata
+        return self._retry(self._open)
 
     def ask(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> None:
         """Send a request for a decision, whose actions `answer` returns; on a new connection the episode begins."""
@@ -130,7 +124,7 @@ class PolicyConnection:
         except _BROKEN as error:
             self._drop(error)
 
-    def answer(self) -> Any:
+    def answer(self) -> object:
         """Return the actions that answer `ask`; raises `ServerFailed` once all attempts have failed."""
         return self._retry(self._receive)
 
@@ -139,18 +133,18 @@ class PolicyConnection:
         self._ws = None
         self._closing.close()
 
-    def _retry(self, attempt: Callable[[], Any]) -> Any:
-        url, attempts = self._address.url, self._address.conf.attempts
-        for number in range(attempts):
+    def _retry(self, attempt: Callable[[], _Got]) -> _Got:
+        url, attempts, wait = self._address.url, self._address.conf.attempts, 0.5
+        while True:
             try:
                 return attempt()
             except _BROKEN as error:
                 reason = self._drop(error)
-                if number == attempts - 1:
+                if wait >= 0.5 * 2 ** (attempts - 1):
                     raise ServerFailed(f"policy server {url} {reason} ({attempts} attempts)") from error
-                LOGGER.warning("policy server %s %s; trying again in %g s", url, reason, 0.5 * 2**number)
-                time.sleep(0.5 * 2**number)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+                LOGGER.warning("policy server %s %s; trying again in %g s", url, reason, wait)
+            time.sleep(wait)
+            wait *= 2
 
     def _open(self) -> Payload:
         self.close()
@@ -166,7 +160,7 @@ class PolicyConnection:
             ping_interval=None,  # a busy server is not a broken one: answers have their own time limit
             proxy=None,
         )
-        self._ws = self._closing.enter_context(connecting)
+        self._ws = self._closing.enter_context(connecting)  # websockets asks for a context manager
         if hello := self._session.hello():
             self._ws.send(hello)
         metadata = self._session.read_greeting(self._ws.recv(timeout=GREETING_SECONDS))
@@ -186,7 +180,7 @@ class PolicyConnection:
         self._ws.send(self._session.observation(obs, noise, deterministic=deterministic))
         return self._ws
 
-    def _receive(self) -> Any:
+    def _receive(self) -> object:
         ws = self._ws or self._send()
         return self._session.read_answer(ws.recv(timeout=self._address.conf.timeout))
 
@@ -195,19 +189,19 @@ class PolicyConnection:
         self.close()
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
-            if status != 503:
-                raise ServerFailed(
-                    f"policy server {self._address.url} answers with HTTP status {status}"
-                    + (": it refuses the token; give its own with --token-file FILE" if status == 401 else "")
-                )
-            return f"accepts no more clients (HTTP status {status})"
-        if isinstance(error, ConnectionClosed):
-            if error.rcvd is not None and error.rcvd.code in _FINAL:
-                raise ServerFailed(f"policy server {self._address.url} refuses the message: {error}")
-            return f"closed the connection ({error})"
-        if isinstance(error, TimeoutError):
+            if status == 503:
+                return f"accepts no more clients (HTTP status {status})"
+            final = f"answers with HTTP status {status}"
+            final += ": it refuses the token; give its own with --token-file FILE" if status == 401 else ""
+        elif isinstance(error, ConnectionClosed):
+            if error.rcvd is None or error.rcvd.code not in _FINAL:
+                return f"closed the connection ({error})"
+            final = f"refuses the message: {error}"
+        elif isinstance(error, TimeoutError):
             return f"did not answer in time; does it speak {self._address.conf.protocol}?"
-        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
+        else:
+            return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
+        raise ServerFailed(f"policy server {self._address.url} {final}")
 
 
 def read_declaration(address: ServerAddress) -> Declaration:
@@ -241,7 +235,7 @@ def _declared(metadata: Payload, address: ServerAddress) -> Declaration:
 
 
 def _check_specs(metadata: Payload, stated: Declaration, address: ServerAddress) -> None:
-    """Raise `BadValue` where vla-eval's specs in a HELLO contradict the user's statement."""
+    # vla-eval's HELLO has specs.
     told = metadata.get("action_spec")
     for part, ours in action_spec(stated).items():
         theirs = told.get(part) if isinstance(told, dict) else None
@@ -263,21 +257,35 @@ class RemotePolicy:
     """
 
     def __init__(self, address: ServerAddress, declaration: Declaration) -> None:
-        self.declaration = declaration
-        self.conventions = Conventions(
-            cameras=declaration.cameras,
-            image_size=declaration.image_size,
-            state_dim=declaration.state_dim,
-            chunk=declaration.chunk,
-            action_dim=declaration.action_dim,
-            action_spec=declaration.action_spec,
-        )
+        self.declaration, self.conventions = declaration, declaration.conventions
+        self.name, self.weights_sha256 = address.url, declaration.weights_sha256
         self._address = address
         self._connections: list[PolicyConnection] = []
         self._place: dict[NoiseKey, int] = {}
         """Episode -> its connection."""
         self.close = weakref.finalize(self, _close_all, self._connections)
         """Close all connections."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the server says of the policy, as JSON values."""
+        return to_json(self.declaration)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
+        return self._address.conf.policy is None
+
+    def check_acting(self, protocol: EvaluationProtocol) -> None:
+        """Raise `BadValue` where the served policy does not act by the protocol."""
+        if not self.is_ours and protocol.sample == self.declaration.deterministic:
+            kind = "deterministic" if self.declaration.deterministic else "sampled"
+            flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
+            raise BadValue(f"--server-conf says that {self._address.url} selects {kind} actions; {flag}")
+        if protocol.rounds > 1 and not protocol.sample:
+            raise BadValue(
+                f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike; sample with "
+                "--stochastic"
+            )
 
     def action_selection_text(self, *, deterministic: bool) -> str:
         """As `VLAPolicy.action_selection_text`."""
@@ -287,10 +295,10 @@ class RemotePolicy:
     def predict(
         self,
         observation: Payload,
-        state: Any = None,
-        episode_start: Any = None,
+        state: object = None,
+        episode_start: object = None,
         deterministic: bool = False,
-    ) -> tuple[np.ndarray, Any]:
+    ) -> tuple[np.ndarray, object]:
         """Action chunks `[B, K, A]`, each as of an episode's first decision; see `predict_with_noise`."""
         slot_B = np.arange(len(observation["instruction"]))
         return self.predict_with_noise(observation, SlotNoise(0, (0, 0), slot_B), deterministic=deterministic), state
@@ -313,7 +321,7 @@ class RemotePolicy:
         return np.stack([check_chunk(connection.answer(), self.declaration) for connection in connections])
 
     def _connections_of(self, episodes: Sequence[NoiseKey]) -> list[PolicyConnection]:
-        """Return each episode's connection, the one it had; a new episode takes that of one that is over."""
+        # The one that the episode had; a new episode takes that of one that is over.
         if len(set(episodes)) != len(episodes):
             raise ValueError("two rows of a batch are of one episode")
         self._place = {episode: place for episode, place in self._place.items() if episode in episodes}
@@ -326,55 +334,11 @@ class RemotePolicy:
         return [self._connections[self._place[episode]] for episode in episodes]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerPolicy:
-    """A policy server that has been asked what it serves."""
-
-    address: ServerAddress
-    declaration: Declaration
-
-    @property
-    def name(self) -> str:
-        """Address of the server."""
-        return self.address.url
-
-    @property
-    def weights_sha256(self) -> str | None:
-        """SHA-256 of its weights, where the server tells it."""
-        return self.declaration.weights_sha256
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the server says of the policy, as JSON values."""
-        return to_json(self.declaration)
-
-    def connect(self) -> RemotePolicy:
-        """Return the policy."""
-        return RemotePolicy(self.address, self.declaration)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
-        return self.address.conf.policy is None
-
-    def check_acting(self, protocol: EvaluationProtocol) -> None:
-        """Raise `BadValue` where the served policy does not act by the protocol."""
-        if not self.is_ours and protocol.sample == self.declaration.deterministic:
-            kind = "deterministic" if self.declaration.deterministic else "sampled"
-            flag = "leave --stochastic out" if protocol.sample else "say --stochastic"
-            raise BadValue(f"--server-conf says that {self.address.url} selects {kind} actions; {flag}")
-        if protocol.rounds > 1 and not protocol.sample:
-            raise BadValue(
-                f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike; sample with "
-                "--stochastic"
-            )
-
-
 def _noise_keys(noise: Noise) -> list[NoiseKey]:
-    if isinstance(noise, EpisodeNoise):
-        return [(noise.seed, *decision) for decision in noise.decisions]
-    if not isinstance(noise, SlotNoise):
-        raise ValueError("a remote policy's noise must be one that can be named: EpisodeNoise or SlotNoise")
-    return [(noise.seed, *noise.decision, slot) for slot in noise.slot_N.tolist()]
+    if isinstance(noise, SlotNoise):
+        return [(noise.seed, *noise.decision, slot) for slot in noise.slot_N.tolist()]
+    assert isinstance(noise, EpisodeNoise), "others have no name"
+    return [(noise.seed, *decision) for decision in noise.decisions]
 
 
 def _episode(key: NoiseKey) -> NoiseKey:
@@ -383,7 +347,6 @@ def _episode(key: NoiseKey) -> NoiseKey:
 
 
 def _decision(key: NoiseKey) -> int:
-    """Return the number of a decision in its episode, or in its rollout."""
     return key[4] if len(key) == 5 else key[2]
 
 

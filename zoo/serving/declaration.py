@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from vla_gym.errors import BadValue
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.specs import ActionSpec, Benchmark
 from vla_policies.checkpoint_io.json_records import to_json
-from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_lengths
+from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.resolver import PolicyRef
 
 METADATA_KEY = "vla_zoo"
@@ -25,7 +25,10 @@ LEAST_MESSAGE = 4 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """Observations and actions of one served policy. Images are square, uint8 `[H, W, 3]`, one for each camera."""
+    """Observations and actions of one served policy: its `Conventions`, and more that clients ask for.
+
+    Images are square, uint8 `[H, W, 3]`, one for each camera.
+    """
 
     policy: str
     """Name of the policy, for reports."""
@@ -36,13 +39,11 @@ class Declaration:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `make_vec` that give the observations it was trained on."""
     cameras: tuple[str, ...]
-    """Observation keys of its images, in order."""
     image_size: int
     """Side of the images, pixels."""
     any_image_size: bool = False
     """Whether images of another size are accepted and resized by the policy's own processor."""
     state_dim: int
-    """S, length of the proprioceptive vector; 0 = none is read."""
     state: str = ""
     """Layout of that vector in words; "" where it is not known."""
     chunk: int
@@ -50,9 +51,8 @@ class Declaration:
     horizon: int | None = None
     """Actions in an answer, where those are more than `chunk`; the rest is not played."""
     action_dim: int
-    """A, numbers per action, in [-1, 1]."""
     action_spec: ActionSpec | None = None
-    """Rotation, gripper, frame, units and image orientation; None where that is not known."""
+    """None where it is not known."""
     control_hz: float | None = None
     """Actions per second of the simulator it was trained in."""
     deterministic: bool = True
@@ -63,18 +63,17 @@ class Declaration:
     """SHA-256 of the weights, as `zoo.evaluate` writes it."""
 
     def __post_init__(self) -> None:
-        for name in ("chunk", "action_dim"):
-            if getattr(self, name) < 1:
-                raise BadValue(f"{name} of a served policy must be >= 1, got {getattr(self, name)}")
-        if self.state_dim < 0 or not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE:
+        _ = self.conventions  # raises
+        if not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE or self.answer_length < self.chunk:
             raise BadValue(
-                f"a served policy has state_dim >= 0 and image_size in {SMALLEST_IMAGE} .. {LARGEST_IMAGE}, got "
-                f"{self.state_dim} and {self.image_size}"
+                f"a served policy has image_size in {SMALLEST_IMAGE} .. {LARGEST_IMAGE} and horizon >= chunk, got "
+                f"{self.image_size}, and {self.horizon} of {self.chunk}"
             )
-        if not self.cameras or any(key not in CAMERA_KEYS for key in self.cameras):
-            raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
-        if self.horizon is not None and self.horizon < self.chunk:
-            raise BadValue(f"horizon must be at least the chunk of {self.chunk}, got {self.horizon}")
+
+    @property
+    def conventions(self) -> Conventions:
+        """The part that every policy has."""
+        return Conventions(**{one.name: getattr(self, one.name) for one in fields(Conventions)})
 
     @property
     def answer_length(self) -> int:
@@ -150,9 +149,9 @@ class Declaration:
 
     def check_environment(self, benchmark: Benchmark, options: Mapping[str, Any]) -> None:
         """Raise `BadValue` where an environment, made with `options`, is not one that this policy can act in."""
-        lengths = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        wanted = self.conventions.lengths | ({} if self.any_image_size else {"image_size": self.image_size})
         state_dim = benchmark.state_dim if options.get("state", True) else 0
-        check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
+        check_lengths(wanted, {**options, "state_dim": state_dim, "action_dim": benchmark.action_dim})
         if self.action_spec is None:
             raise BadValue(
                 f"the server does not say how the actions of {self.policy} are written; state action_spec "
@@ -165,9 +164,6 @@ class Declaration:
         layout = str(benchmark.protocol.get("state", ""))
         if self.state_dim and self.state and layout and self.state != layout:
             raise BadValue(f"the served policy's state is '{self.state}', that of {benchmark.id} is '{layout}'")
-        for name, wanted in (("image_size", self.image_size), ("chunk", self.chunk)):
-            if options.get(name) != wanted and not (name == "image_size" and self.any_image_size):
-                raise BadValue(f"the served policy wants {name} {wanted}, the environment has {options.get(name)}")
 
 
 @dataclass(frozen=True, kw_only=True)

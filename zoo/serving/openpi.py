@@ -12,15 +12,32 @@ from typing import ClassVar
 
 import numpy as np
 
-from vla_gym.errors import BadValue, ServerFailed
+from vla_gym.errors import ServerFailed
 from vla_policies.checkpoint_io.json_records import to_json
 from zoo.serving.declaration import METADATA_KEY
 from zoo.serving.protocols import ActionRequest, ClientSession, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_openpi, unpack
 
 
+class OpenpiClientSession(ClientSession):
+    """See `ClientSession`; episodes have no messages of their own."""
+
+    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
+        values = {self.names[key]: value for key, value in obs.items()}
+        if self.server_is_ours:
+            values[METADATA_KEY] = {"noise": list(noise), "deterministic": deterministic}
+        return pack_openpi(values)
+
+    def payload(self, data: bytes | str, wanted: str) -> Payload:
+        if isinstance(data, str):
+            raise ServerFailed(f"the policy server refused: {' '.join(data.split())[-300:]}")
+        return as_mapping(unpack(data), "a server's message")
+
+
 class OpenpiServerSession(ServerSession):
     """See `ServerSession`; one decision per observation, the client plays the chunk."""
+
+    CLIENT = OpenpiClientSession
 
     NAMES: ClassVar[Mapping[str, str]] = {
         "image": "observation/image",
@@ -42,36 +59,3 @@ class OpenpiServerSession(ServerSession):
 
     def refusal(self, reason: str) -> bytes | str:
         return reason
-
-
-class OpenpiClientSession(ClientSession):
-    """See `ClientSession`; episodes have no messages of their own."""
-
-    def hello(self) -> bytes | None:
-        return None
-
-    def read_greeting(self, data: bytes | str) -> Payload:
-        metadata = _read(data)
-        self.server_is_ours = METADATA_KEY in metadata
-        return metadata
-
-    def episode(self, instruction: str) -> list[bytes]:
-        return []
-
-    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
-        values = {self.names[key]: value for key, value in obs.items()}
-        if self.server_is_ours:
-            values[METADATA_KEY] = {"noise": list(noise), "deterministic": deterministic}
-        return pack_openpi(values)
-
-    def read_answer(self, data: bytes | str) -> object:
-        return _read(data).get("actions")
-
-
-def _read(data: bytes | str) -> Payload:
-    if isinstance(data, str):
-        raise ServerFailed(f"the policy server refused: {' '.join(data.split())[-300:]}")
-    try:
-        return as_mapping(unpack(data), "a server's message")
-    except BadValue as error:
-        raise ServerFailed(f"the policy server's answer cannot be read: {error}") from error

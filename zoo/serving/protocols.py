@@ -42,6 +42,8 @@ class ServerSession(ABC):
 
     NAMES: ClassVar[Mapping[str, str]]
     """Our observation keys -> the protocol's words."""
+    CLIENT: ClassVar[type[ClientSession]]
+    """The client's side."""
 
     def __init__(self, declaration: Declaration, names: Mapping[str, str], seed: int, slot: int) -> None:
         """`seed` and `slot` name the connection's random numbers: `SlotNoise` of (0, number of the decision)."""
@@ -49,9 +51,9 @@ class ServerSession(ABC):
         self.stream = {"seed": seed, "slot": slot}
         self._decisions = 0
 
-    @abstractmethod
     def greeting(self) -> bytes | None:
         """Return the message that opens the connection, where the server speaks first."""
+        return None
 
     @abstractmethod
     def receive(self, data: bytes) -> ActionRequest | bytes | None:
@@ -90,25 +92,41 @@ class ClientSession(ABC):
         self.server_is_ours = False
         """Whether the server's greeting held a declaration, so that it reads our additions to a request."""
 
-    @abstractmethod
     def hello(self) -> bytes | None:
         """Return the message that opens the connection, where the client speaks first."""
+        return None
 
-    @abstractmethod
     def read_greeting(self, data: bytes | str) -> Payload:
         """Return the server's metadata; raises `ServerFailed`."""
+        metadata = self._read(data, "hello")
+        self.server_is_ours = METADATA_KEY in metadata
+        return metadata
 
-    @abstractmethod
     def episode(self, instruction: str) -> list[bytes]:
         """Return the messages that begin an episode; they are not answered."""
+        return []
 
     @abstractmethod
     def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
         """Return the request for a decision; `obs` is one observation under our keys."""
 
-    @abstractmethod
     def read_answer(self, data: bytes | str) -> object:
         """Return the actions of an answer, unchecked. Raises `ServerFailed`."""
+        answer = self._read(data, "action")
+        return answer.get("actions", answer.get("action"))
+
+    def _read(self, data: bytes | str, wanted: str) -> Payload:
+        try:
+            return self.payload(data, wanted)
+        except BadValue as error:
+            raise ServerFailed(f"the policy server's answer cannot be read: {error}") from error
+
+    @abstractmethod
+    def payload(self, data: bytes | str, wanted: str) -> Payload:
+        """Return what a message of the type `wanted` says.
+
+        Raises `BadValue` for what is no message, and `ServerFailed` for a refusal and for another message.
+        """
 
 
 def _noise_key(values: object) -> NoiseKey:
@@ -138,9 +156,8 @@ def check_chunk(actions: object, declaration: Declaration) -> np.ndarray:
     """
     chunk = actions[None] if isinstance(actions, np.ndarray) and actions.ndim == 1 else actions
     wanted = (declaration.answer_length, declaration.action_dim)
-    if not isinstance(chunk, np.ndarray) or chunk.dtype.kind != "f" or chunk.shape != wanted:
+    floats = isinstance(chunk, np.ndarray) and chunk.dtype.kind == "f"
+    if not isinstance(chunk, np.ndarray) or not floats or chunk.shape != wanted or not np.isfinite(chunk).all():
         got = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, np.ndarray) else type(actions).__name__
-        raise ServerFailed(f"'actions' of the server's answer must be floating point {list(wanted)}, got {got}")
-    if not np.isfinite(chunk).all():
-        raise ServerFailed("'actions' of the server's answer hold numbers that are not finite")
+        raise ServerFailed(f"'actions' of the server's answer must be finite floats {list(wanted)}, got {got}")
     return np.clip(chunk[: declaration.chunk].astype(np.float32), -1.0, 1.0)

@@ -109,7 +109,6 @@ class PolicyServer:
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer a health check, or refuse a connection; None admits it."""
         if request.path in ("/healthz", "/health"):  # of openpi's and vla-eval's clients
             return connection.respond(HTTPStatus.OK, "ok\n")
         if not allowed(request.headers, self._settings.token):
@@ -137,7 +136,7 @@ class PolicyServer:
         LOGGER.info("%s left: %s", name, reason)
 
     async def _converse(self, ws: ServerConnection, session: ServerSession, name: str) -> None:
-        """Answer message after message, until the connection closes or the client is silent (`TimeoutError`)."""
+        # Until the connection closes or the client is silent (`TimeoutError`).
         message: bytes | str | None = session.greeting()
         while True:
             async with asyncio.timeout(self._settings.idle_seconds):
@@ -147,7 +146,6 @@ class PolicyServer:
             message = await self._answer(session, data, name)
 
     async def _answer(self, session: ServerSession, data: bytes | str, name: str) -> bytes | str | None:
-        """Return the answer to one message, or its refusal."""
         try:
             if isinstance(data, str):
                 raise BadValue("a text message; requests are binary msgpack messages")
@@ -216,7 +214,6 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _gather(self) -> None:
-        """Wait for a request, and then for others to share its batch."""
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
@@ -229,7 +226,7 @@ class Batcher:
                 return
 
     def _outcomes(self, requests: Sequence[ActionRequest]) -> list[np.ndarray | Exception]:
-        """Decide for all together; if that fails, one by one, so that only requests at fault fail."""
+        # Together; if that fails, one by one, so that only requests at fault fail.
         try:
             return list(self._decide(requests))
         except Exception as error:  # noqa: BLE001  handed to the clients' connections, which log it

@@ -15,6 +15,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
 from vla_policies.checkpoint_io.json_records import to_json
+from vla_policies.conventions import CAMERA_KEYS
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.protocols import ActionRequest, ClientSession, NoiseKey, ServerSession
 from zoo.serving.wire import Payload, as_mapping, pack_vla_eval, unpack
@@ -28,8 +29,46 @@ _LIBERO_STATE = "eef position 3, axis-angle 3"
 """How `Benchmark.protocol` begins to describe the state that vla-eval calls eef_pos3_axisangle3_gripper2."""
 
 
+class VlaEvalClientSession(ClientSession):
+    """See `ClientSession`; of our servers it asks for whole chunks."""
+
+    _seq = 0
+    _in_episode = False
+
+    def hello(self) -> bytes | None:
+        return self._send("hello", {"harness_version": _SERVER_NAME, "protocol_version": PROTOCOL_VERSION})
+
+    def episode(self, instruction: str) -> list[bytes]:
+        ended = [self._send("episode_end", {})] if self._in_episode else []
+        self._in_episode = True
+        return [*ended, self._send("episode_start", {"task": {"name": instruction}})]
+
+    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
+        images = {self.names[key]: obs[key] for key in CAMERA_KEYS if key in obs}
+        others = {self.names[key]: obs[key] for key in ("state", "instruction") if key in obs}
+        extras = {METADATA_KEY: {"noise": list(noise), "deterministic": deterministic, "chunk": True}}
+        return self._send("observation", {"images": images, **others, **(extras if self.server_is_ours else {})})
+
+    def payload(self, data: bytes | str, wanted: str) -> Payload:
+        if isinstance(data, str):
+            raise BadValue("a text message")
+        kind, payload, _ = _read_message(data)
+        if kind == "error":
+            reason = " ".join(str(payload.get("error", payload)).split())
+            raise ServerFailed(f"the policy server refused: {reason[:300]}")
+        if kind != wanted:
+            raise ServerFailed(f"the policy server answered with a message of type '{kind}' instead of '{wanted}'")
+        return payload
+
+    def _send(self, kind: str, payload: Payload) -> bytes:
+        self._seq += 1
+        return _message(kind, payload, self._seq)
+
+
 class VlaEvalServerSession(ServerSession):
     """See `ServerSession`; a decision per K observations."""
+
+    CLIENT = VlaEvalClientSession
 
     NAMES: ClassVar[Mapping[str, str]] = {
         "image": "agentview",
@@ -38,20 +77,15 @@ class VlaEvalServerSession(ServerSession):
         "instruction": "task_description",
     }
 
-    def __init__(self, declaration: Declaration, names: Mapping[str, str], seed: int, slot: int) -> None:
-        super().__init__(declaration, names, seed, slot)
-        self._seq = 0
-        self._chunk_KA: np.ndarray | None = None
-        self._position = 0
-        self._asked: ActionRequest | None = None
-
-    def greeting(self) -> bytes | None:
-        return None
+    _seq = 0
+    _chunk_KA: np.ndarray | None = None
+    _position = 0
+    _asked: ActionRequest | None = None
 
     def receive(self, data: bytes) -> ActionRequest | bytes | None:
         kind, payload, self._seq = _read_message(data)
         if kind == "hello":
-            return self._message("hello", self._hello())
+            return _message("hello", self._hello(), self._seq)
         if kind in ("episode_start", "episode_end"):
             self._chunk_KA = None
             return None
@@ -62,17 +96,16 @@ class VlaEvalServerSession(ServerSession):
     def answer(self, action_KA: np.ndarray, seconds: float) -> bytes:
         assert self._asked is not None
         if self._asked.whole_chunk:
-            return self._message("action", {"actions": action_KA})
+            return _message("action", {"actions": action_KA}, self._seq)
         self._chunk_KA, self._position = action_KA, 0
         return self._next_action()
 
     def refusal(self, reason: str) -> bytes | str:
-        return self._message("error", {"error": reason})
+        return _message("error", {"error": reason}, self._seq)
 
     def _observation(self, payload: Payload) -> ActionRequest | bytes:
         images = as_mapping(payload.get("images", {}), "'images' of an observation")
-        places = {"image": images, "wrist_image": images}
-        own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}
+        own = {key: (images if key in CAMERA_KEYS else payload).get(name) for key, name in self.names.items()}
         if own["state"] is None and self.names["state"] == self.NAMES["state"]:
             own["state"] = payload.get(_OTHER_STATE)
         if self._chunk_KA is not None:
@@ -87,7 +120,7 @@ class VlaEvalServerSession(ServerSession):
         self._position += 1
         if self._position == len(self._chunk_KA):
             self._chunk_KA = None
-        return self._message("action", payload)
+        return _message("action", payload, self._seq)
 
     def _hello(self) -> Payload:
         cameras = self.declaration.cameras
@@ -105,61 +138,6 @@ class VlaEvalServerSession(ServerSession):
             METADATA_KEY: to_json(self.declaration),
             "stream": self.stream,
         }
-
-    def _message(self, kind: str, payload: Payload) -> bytes:
-        return _message(kind, payload, self._seq)
-
-
-class VlaEvalClientSession(ClientSession):
-    """See `ClientSession`; of our servers it asks for whole chunks."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        super().__init__(names)
-        self._seq = 0
-        self._in_episode = False
-
-    def hello(self) -> bytes | None:
-        self._in_episode = False
-        return self._send("hello", {"harness_version": _SERVER_NAME, "protocol_version": PROTOCOL_VERSION})
-
-    def read_greeting(self, data: bytes | str) -> Payload:
-        metadata = self._read("hello", data)
-        self.server_is_ours = METADATA_KEY in metadata
-        return metadata
-
-    def episode(self, instruction: str) -> list[bytes]:
-        ended = [self._send("episode_end", {})] if self._in_episode else []
-        self._in_episode = True
-        return [*ended, self._send("episode_start", {"task": {"name": instruction}})]
-
-    def observation(self, obs: Payload, noise: NoiseKey, *, deterministic: bool) -> bytes:
-        images = {self.names[key]: obs[key] for key in ("image", "wrist_image") if key in obs}
-        others = {self.names[key]: obs[key] for key in ("state", "instruction") if key in obs}
-        extras = {METADATA_KEY: {"noise": list(noise), "deterministic": deterministic, "chunk": True}}
-        payload = {"images": images, **others, **(extras if self.server_is_ours else {})}
-        return self._send("observation", payload)
-
-    def read_answer(self, data: bytes | str) -> object:
-        answer = self._read("action", data)
-        return answer.get("actions", answer.get("action"))
-
-    def _send(self, kind: str, payload: Payload) -> bytes:
-        self._seq += 1
-        return _message(kind, payload, self._seq)
-
-    def _read(self, wanted: str, data: bytes | str) -> Payload:
-        try:
-            if isinstance(data, str):
-                raise BadValue("a text message")
-            kind, payload, _ = _read_message(data)
-        except BadValue as error:
-            raise ServerFailed(f"the policy server's answer cannot be read: {error}") from error
-        if kind == "error":
-            reason = " ".join(str(payload.get("error", payload)).split())
-            raise ServerFailed(f"the policy server refused: {reason[:300]}")
-        if kind != wanted:
-            raise ServerFailed(f"the policy server answered with a message of type '{kind}' instead of '{wanted}'")
-        return payload
 
 
 def action_spec(declaration: Declaration) -> dict[str, dict[str, object]]:

@@ -17,7 +17,7 @@ from websockets.sync.server import ServerConnection, serve
 import vla_gym
 from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from vla_gym.specs import StartState
-from vla_policies.actions.noise import TORCH_NOISE, EpisodeDecision, EpisodeNoise, SlotNoise
+from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, SlotNoise
 from vla_policies.checkpoint_io.json_records import to_json
 from zoo.evaluation.evaluator import EpisodeRecord, NoisePredictor, evaluate
 from zoo.serving import client as client_module
@@ -256,5 +256,3 @@ def test_episodes_keep_their_connections(serving: Serving, declaration: Declarat
     assert (0, 0, 3, 0, 2) in seen
     with pytest.raises(ValueError, match="of one episode"):
         policy.predict_with_noise(obs, SlotNoise(0, (0, 0), np.array([1, 1, 2])))
-    with pytest.raises(ValueError, match="can be named"):
-        policy.act(obs, False, TORCH_NOISE)

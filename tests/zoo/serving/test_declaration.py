@@ -66,8 +66,8 @@ def test_an_environment_that_does_not_fit_is_refused(declaration: Declaration) -
         (replace(declaration, action_dim=7), options, "action_dim=7"),
         (replace(declaration, state_dim=5), options, "state_dim=5"),
         (declaration, {**options, "state": False}, "state_dim=2"),
-        (declaration, {**options, "chunk": 8}, "wants chunk 3, the environment has 8"),
-        (declaration, {**options, "image_size": 64}, "wants image_size 8, the environment has 64"),
+        (declaration, {**options, "chunk": 8}, "chunk=3, the environment has chunk=8"),
+        (declaration, {**options, "image_size": 64}, "image_size=8, the environment has image_size=64"),
         (replace(declaration, cameras=("image", "wrist_image")), options, "gives no wrist_image"),
         (replace(declaration, action_spec=None), options, "does not say how the actions"),
         (replace(declaration, action_spec=replace(toy.action_spec, frame="absolute")), options, "frame: environment"),
@@ -87,7 +87,7 @@ def test_numbers_that_cannot_be(declaration: Declaration) -> None:
         ({"chunk": 0}, "chunk"),
         ({"image_size": 4}, "image_size in 8"),
         ({"cameras": ("left",)}, "cameras must be"),
-        ({"horizon": 2}, "horizon must be at least"),
+        ({"horizon": 2}, "horizon"),
     ):
         with pytest.raises(BadValue, match=said):
             replace(declaration, **change)

@@ -11,7 +11,6 @@ import pytest
 from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from vla_gym.specs import ActionSpec
 from vla_policies.checkpoint_io.json_records import from_json
-from zoo.serving.client import SESSIONS as CLIENTS
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.openpi import OpenpiClientSession, OpenpiServerSession
 from zoo.serving.protocols import ActionRequest, check_chunk, renamed
@@ -40,8 +39,8 @@ def message(kind: str, payload: Any, seq: int = 1) -> bytes:
 
 @pytest.mark.parametrize("protocol", ["openpi", "vla-eval"])
 def test_our_client_learns_the_declaration_and_names_its_noise(declaration: Declaration, protocol: str) -> None:
-    server, (session, names) = opened(protocol, declaration), CLIENTS[protocol]
-    client = session(names)
+    server = opened(protocol, declaration)
+    client = server.CLIENT(server.NAMES)
     hello = client.hello()
     metadata = client.read_greeting(server.greeting() if hello is None else server.receive(hello))
     assert from_json(Declaration, metadata[METADATA_KEY], "it") == declaration
