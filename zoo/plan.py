@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from vla_gym.errors import BadValue
+from vla_policies.resolver import PolicyRef
 from zoo.cli.arguments import OneLineParser, positive, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
@@ -49,10 +50,12 @@ def parser() -> OneLineParser:
     return p
 
 
-def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> Iterator[str]:
+def plan_lines(
+    config: RunConfig, policy: PolicyRef | None, resume: ResumePoint | None, args: argparse.Namespace
+) -> Iterator[str]:
     """Yield the arithmetic, the memory and what fits; a 7B policy is counted on the way, for a minute."""
     gpu_memory = args.gpu_memory or GPU_MEMORY.get(args.gpu)
-    plan = RunPlan.resolve(config, args.ranks).with_stages(accelerator=gpu_memory is not None)
+    plan = RunPlan.resolve(config, args.ranks, policy).with_stages(accelerator=gpu_memory is not None)
     sharded = args.fsdp and args.ranks > 1
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
@@ -62,7 +65,7 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:
             yield from fit_lines(plan, where, size, sharded=sharded)
-    if not sharded and trains_in_16_bits(config):
+    if not sharded and trains_in_16_bits(config, policy):
         yield "refused      weights that train in 16 bits: --ranks N --fsdp (FSDP2 keeps float32 masters), or take"
         yield '             -params "policy_kwargs:{backbone_kwargs: {dtype: float32}}" or lora: {rank: 32} there'
 
@@ -70,11 +73,11 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
 def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> Iterator[str]:
     """Yield whether each kind of rank fits into `size` GiB of that place, and for a GPU with which settings."""
     for name, rank in ranks(plan, sharded=sharded):
-        needed = total(needs(plan.batch, plan.config, plan.num_workers, rank), where) / GIB
+        needed = total(needs(plan.batch, plan.config, plan.num_workers, rank, plan.policy), where) / GIB
         simulates_alone = rank.roles == {"env"}
         if where == "device" and simulates_alone and not needed:
             continue
-        if where == "device" and not simulates_alone and policy_footprint(plan.config) is None:
+        if where == "device" and not simulates_alone and policy_footprint(plan.config, plan.policy) is None:
             yield f"fits         device: not known, weights of '{plan.config.policy}' are not counted"
             continue
         whose = "each rank" if plan.placement.everywhere else name
@@ -85,7 +88,7 @@ def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) 
 
 def fastest_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
     """Return the fastest settings of the same run that fit `size` GiB, unless the run has them."""
-    best = fastest_fit(plan.batch, plan.config, plan.num_workers, rank, size * GIB)
+    best = fastest_fit(plan.batch, plan.config, plan.num_workers, rank, size * GIB, plan.policy)
     if best is None:
         return ["             not with any micro-batch: take LoRA, quantization, a smaller policy or more memory"]
     given = plan.config.backbone_kwargs

@@ -11,7 +11,7 @@ from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
     check_log_folder,
     find_stopped_run,
-    resolve_new_finetuning,
+    open_new_finetuning,
     resolve_resumed_finetuning,
 )
 from zoo.cli.shared_flags import add_new_run_arguments
@@ -62,17 +62,21 @@ def run(argv: Sequence[str]) -> int:
     point = find_stopped_run(args.resume) if args.resume else None
     if point:
         check_log_folder(args, point)
-    config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
+    if point:
+        config = resolve_resumed_finetuning(args, point)
+    else:
+        config, policy = open_new_finetuning(args)
     settings = sft_config(config)
     for folder in settings.folders:
         check_weighable(folder, settings.weight)
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
-    from zoo.training.run_plan import TrainJob
+    from zoo.training.run_plan import TrainJob, checkpoint_policy
     from zoo.training.sft_trainer import finetune
 
     job = TrainJob(
         config=config,
+        policy=checkpoint_policy(config, point.checkpoint) if point else policy,
         resume=point,
         log_folder=Path(args.log_folder or "logs"),
         command=("python", "-m", "zoo.sft", *argv),

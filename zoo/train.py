@@ -6,17 +6,19 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_gym.system.paths import check_folder
+from vla_policies.resolver import PolicyRef
 from zoo.cli.arguments import OneLineParser, add_fields
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     check_log_folder,
     check_services,
-    resolve_new_run,
-    resolve_published,
+    open_new_run,
+    open_published,
     resolve_resumed_run,
     tracking_of,
 )
@@ -31,7 +33,14 @@ from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
 from zoo.runs.lookup import ResumePoint, find_resume_point
-from zoo.training.run_plan import RunPlan, TrainJob, check_startable, dry_run_text, hopeless_start
+from zoo.training.run_plan import (
+    RunPlan,
+    TrainJob,
+    check_startable,
+    checkpoint_policy,
+    dry_run_text,
+    hopeless_start,
+)
 
 
 def parser(
@@ -72,10 +81,10 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_named_packages(args)
     check_services(args)
-    config, point = resolve_run(args)
+    config, policy, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
-    plan = RunPlan.resolve(config)
+    plan = RunPlan.resolve(config, policy=policy)
     if point is not None:
         check_same_kind(plan.placement, config.placement, point.run.config().placement)
     if args.video_freq and not plan.placement.everywhere:
@@ -91,19 +100,25 @@ def run(argv: Sequence[str]) -> int:
         from zoo.training.checkpoint import read_state
 
         read_state(point.checkpoint, config.algo.upper())
-    from zoo.training.start_weights import fetch_start_weights, start_lines
+    from zoo.training.start_weights import check_fit, start_lines
 
     if args.dry_run:
-        print(dry_run_text(plan, point, [*_published_lines(args), *([] if point else start_lines(config))]))
+        start = [] if policy is None else start_lines(config, policy)
+        print(dry_run_text(plan, point, [*_published_lines(args), *start]))
         if point is None and (sentence := hopeless_start(config)) is not None:
             print(f"warning: {sentence}")
         return 0
-    if point is None:
-        fetch_start_weights(config)
+    if point is not None:
+        policy = checkpoint_policy(config, point.checkpoint)
+    elif policy is not None and not policy.fresh:
+        policy = policy.fetched()
+        check_fit(config, policy)
+    assert policy is not None
     from zoo.training.rl_trainer import set_up
 
     with ExitStack() as cleanup:
-        run = set_up(_job_of(args, config, point, argv), plan, cleanup).train()
+        job = _job_of(args, config, policy, point, argv)
+        run = set_up(job, replace(plan, policy=policy), cleanup).train()
     if args.push_to_hub and run is not None:
         from zoo.hub.upload import publish_trained
 
@@ -122,17 +137,18 @@ def _published_lines(args: argparse.Namespace) -> list[str]:
     return [f"published    {row.name}: {figures}", f"hardware     the source's: {row.hardware}"]
 
 
-def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:
-    """Return the configuration of the run that the flags ask for and, with -i, the checkpoint it goes on from."""
+def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef | None, ResumePoint | None]:
+    """Return the configuration of the run that the flags ask for, and the policy that it starts from; with -i the
+    checkpoint that it goes on from instead."""
     if args.published is not None:
-        return resolve_published(args), None
+        return *open_published(args), None
     if not args.resume:
-        return resolve_new_run(args), None
+        return *open_new_run(args), None
     from zoo.hub.download import is_remote, remote_resume_point
 
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
     check_log_folder(args, point)
-    return resolve_resumed_run(args, point), point
+    return resolve_resumed_run(args, point), None, point
 
 
 def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
@@ -146,9 +162,12 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
     return Path("logs") if is_remote(args.resume) else point.run.path.parent.parent
 
 
-def _job_of(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]) -> TrainJob:
+def _job_of(
+    args: argparse.Namespace, config: RunConfig, policy: PolicyRef, point: ResumePoint | None, argv: Sequence[str]
+) -> TrainJob:
     return TrainJob(
         config=config,
+        policy=policy,
         resume=point,
         log_folder=_log_folder(args, point),
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,

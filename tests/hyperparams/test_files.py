@@ -15,13 +15,14 @@ from vla_gym import make_vec
 from vla_gym.errors import UnknownName
 from vla_gym.registry import find_benchmark, list_envs
 from vla_policies.registry import FAMILIES
+from vla_policies.resolver import resolve_policy
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.hyperparams import candidate_keys, load_hyperparams
 from zoo.config.run_config import RunConfig, benchmark_options
 from zoo.distributed.process_group import ProcessGroup
 from zoo.train import parser
-from zoo.training.run_plan import RunPlan, dry_run_text
+from zoo.training.run_plan import RunPlan, TrainJob, dry_run_text
 from zoo.training.setup import make_model
 
 FOLDER = Path(__file__).parents[2] / "hyperparams"
@@ -75,7 +76,9 @@ def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -
     assert config.policy == key.rpartition("/")[2]
     group = config.group_size
     envs = make_vec("Toy-Reach", num_envs=max(2, group), chunk=config.chunk, group_size=group, seed=0)
-    model = make_model(config, envs, torch.device("cpu"), ProcessGroup())
+    policy = resolve_policy(config.policy, config.policy_kwargs)
+    job = TrainJob(config=config, policy=policy, log_folder=tmp_path, command=(), args={})
+    model = make_model(job, envs, torch.device("cpu"), ProcessGroup())
     for name, value in config.algo_kwargs.items():
         if not isinstance(value, dict):
             assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name

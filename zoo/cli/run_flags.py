@@ -18,6 +18,7 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
+from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import check_acting, check_trainable, find_policy, over_recipe, policy_lengths
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm, check_once
@@ -102,6 +103,11 @@ def check_services(args: argparse.Namespace) -> None:
 
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     """Return the configuration of a fresh run: flags over `-params` over the hyperparameter entry."""
+    return open_new_run(args)[0]
+
+
+def open_new_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
+    """Return the configuration of a fresh run, and the policy that it starts from."""
     if args.env is None:
         raise BadValue("--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3")
     algo = check_algorithm(args.algo or "ppo")
@@ -112,18 +118,22 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     config = build_config(
         algo=algo,
         env=args.env,
-        policy=policy,
+        policy=policy.name,
         values={**without_counts(values, given), **given, **given_evaluation(args, algo)},
         num_collectors=_num_collectors(args),
         seed=_seed(args),
         entry=entry,
         **given_flags(args, "device", "num_threads", "eval_tasks", *_SPREAD),
     )
-    return with_start_states(config, asked="eval_episodes" in {**overrides, **given})
+    config = with_start_states(config, asked="eval_episodes" in {**overrides, **given})
+    return config, policy.read_by(config.policy_kwargs)
 
 
-def resolve_published(args: argparse.Namespace) -> RunConfig:
-    """Return the run of a row's recipe; raises `BadValue` for flags and weights that ask for another."""
+def open_published(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
+    """Return the run of a row's recipe, and the policy that it starts from.
+
+    Raises `BadValue` for flags and weights that ask for another.
+    """
     from zoo.config.published import ANY_SUITE, find_published
 
     row = find_published(args.published)
@@ -139,17 +149,17 @@ def resolve_published(args: argparse.Namespace) -> RunConfig:
             raise BadValue(f"--published {row.name} is --{name} {wanted}, got {getattr(args, name)}; leave one out")
         setattr(args, name, wanted)
     args.policy = args.policy or row.recipe.policy
-    config = resolve_new_run(args)
+    config, policy = open_new_run(args)
     family = config.entry.rpartition("/")[2]
     if family != row.recipe.policy:
         raise BadValue(
             f"--published {row.name} trains {row.recipe.policy}, and '{config.policy}' is read as {family}; give "
             f"weights of {row.recipe.policy}, or leave out --published"
         )
-    return config
+    return config, policy
 
 
-def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[PolicyRef, str, dict[str, Any]]:
     """Return the policy, the key of its hyperparameter entry and that entry's settings, `overrides` over them."""
     conf_file = None if args.conf_file is None else Path(args.conf_file)
     benchmark = find_benchmark(args.env)
@@ -171,7 +181,7 @@ def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tu
     evaluation = evaluation_protocol({**asked, **given_evaluation(args, algo)}, {}, 0)
     check_acting(policy, evaluation, evaluation.sampling, flags="--eval-")
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
-    return policy.name, tuned.entry, over_recipe(without_counts(tuned.values, overrides), policy, own, overrides)
+    return policy, tuned.entry, over_recipe(without_counts(tuned.values, overrides), policy, own, overrides)
 
 
 def _num_collectors(args: argparse.Namespace) -> int:
@@ -266,13 +276,18 @@ def with_start_states(config: RunConfig, *, asked: bool) -> RunConfig:
 
 def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     """Return the configuration of a fresh run: `-params` over the PPO entry's environment and policy settings."""
+    return open_new_finetuning(args)[0]
+
+
+def open_new_finetuning(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
+    """Return the configuration of a fresh run, and the policy that it starts from."""
     policy, entry, values = _tuned(args, "ppo", _asked_settings(args))
     episodes = defaults_of(RunConfig)["eval_episodes"] if args.eval_episodes is None else args.eval_episodes
     num_updates = args.n_updates or DEFAULT_UPDATES
     config = RunConfig(
         algo="sft",
         env=args.env,
-        policy=policy,
+        policy=policy.name,
         n_timesteps=num_updates,
         num_envs=max(1, min(args.num_envs or DEFAULT_NUM_ENVS, episodes)),
         seed=_seed(args),
@@ -284,7 +299,8 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         entry=entry,
         **{"eval_freq": 0, "save_freq": max(1, num_updates // 4), **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
     )
-    return with_start_states(config, asked=args.eval_episodes is not None)
+    config = with_start_states(config, asked=args.eval_episodes is not None)
+    return config, policy.read_by(config.policy_kwargs)
 
 
 def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,8 +14,12 @@ from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
+from vla_policies.checkpoint_io.folder import read_once
+from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
 from vla_policies.conventions import Conventions
+from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, family_class
+from vla_policies.resolver import PolicyRef, adapter_folder, resolve_policy
 from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark, observation_layout
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig
@@ -83,10 +87,13 @@ class Need:
     """Bytes, of one rank."""
 
 
-def needs(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank | None = None) -> list[Need]:
-    """Return all that one rank needs; by default one that has every role and shares with none."""
+def needs(
+    plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank | None = None, policy: PolicyRef | None = None
+) -> list[Need]:
+    """Return all that one rank needs, by default one that has every role and shares with none; see `policy_footprint`
+    for `policy`."""
     rank, benchmark = rank or Rank(), benchmark_of(config)
-    lines = policy_needs(plan, config, rank)
+    lines = policy_needs(plan, config, rank, policy)
     if rank.roles & {"rollout", "actor"}:
         lines += rollout_needs(plan, config, benchmark)
     if "env" in rank.roles:
@@ -153,10 +160,18 @@ def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> li
     return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, "simulators of evaluations")
 
 
-def policy_footprint(config: RunConfig) -> Footprint | None:
-    """Return the run's policy without memory; None where neither the family nor a folder here says what it is."""
+def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Footprint | None:
+    """Return the run's policy without memory; None where neither the family nor a folder here says what it is.
+
+    `policy`: the run's, where it was opened; without it the folder is.
+    """
     family, options = config.family, dict(config.backbone_kwargs)
-    if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
+    if policy is not None and policy.folder is not None:
+        if policy.adapter is not None:
+            with policy.opened():
+                options["lora"] = _adapter_options(read_once(policy.adapter.folder, read_adapter_config))
+        family, options = policy.family, dict(policy.reading(options=options).options)
+    elif user_path(config.policy).is_dir() and config.policy not in FAMILIES:
         found = _of_folder(config, options)
         if found is None:
             return None
@@ -184,25 +199,25 @@ def _footprint(family: str, conventions: Conventions, options: str) -> Footprint
     return Footprint(family, conventions, json.loads(options))
 
 
-def trains_in_16_bits(config: RunConfig) -> bool:
+def trains_in_16_bits(config: RunConfig, policy: PolicyRef | None = None) -> bool:
     """Whether weights that the run trains are smaller than float32; False where its policy is not known here."""
-    counted = policy_footprint(config)
+    counted = policy_footprint(config, policy)
     return counted is not None and counted.trained < 4 * counted.num_trained
 
 
-def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
-    from vla_policies.modules.lora_config import read_adapter_config
-    from vla_policies.resolver import adapter_folder, resolve_policy
+def _adapter_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `lora` of `backbone_kwargs` for an adapter's `adapter_config.json`."""
+    return {"rank": values["r"], "alpha": values["lora_alpha"], "targets": values.get("target_modules") or ()}
 
+
+def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     kwargs, folder = config.policy_kwargs, user_path(config.policy)
     family, base = kwargs.get("family"), kwargs.get("base")
     try:
         place, adapted = adapter_folder(folder), dict(options)
         if place is not None:
             values = read_adapter_config(place)
-            targets = values.get("target_modules") or ()
-            adapted["lora"] = {"rank": values["r"], "alpha": values["lora_alpha"], "targets": targets}
+            adapted["lora"] = _adapter_options(values)
             model = base or str(values["base_model_name_or_path"])
             if model != OWN_BASE and local_folder(model, None if base else values.get("revision")) is None:
                 return None if family is None else (family, adapted)
@@ -224,9 +239,9 @@ def check_quantization(config: RunConfig) -> None:
         )
 
 
-def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank) -> list[Need]:
+def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank, policy: PolicyRef | None = None) -> list[Need]:
     """Return weights, gradients, optimiser and passes of one rank; empty if the policy's shape is not known here."""
-    counted = policy_footprint(config) if rank.roles & {"rollout", "actor"} else None
+    counted = policy_footprint(config, policy) if rank.roles & {"rollout", "actor"} else None
     if counted is None:
         return []
     lines = _weight_needs(counted, config, rank)
@@ -298,7 +313,9 @@ class Fit:
     """Bytes of a rank's GPU with them."""
 
 
-def fastest_fit(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, size: float) -> Fit | None:
+def fastest_fit(
+    plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, size: float, policy: PolicyRef | None = None
+) -> Fit | None:
     """Return the fastest settings of the same computation that fit `size` bytes; None where none do.
 
     Activations are recomputed only where fewer than `ENOUGH` decisions at once fit without.
@@ -310,7 +327,7 @@ def fastest_fit(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank
         changed = replace(config, policy_kwargs=deep_merge(config.policy_kwargs, {"backbone_kwargs": options}))
 
         def needed(micro: int, run: RunConfig = changed) -> int:
-            return total(needs(replace(plan, micro_batch_size=micro), run, num_workers, rank), "device")
+            return total(needs(replace(plan, micro_batch_size=micro), run, num_workers, rank, policy), "device")
 
         fitting = bisect_right(sizes, size, key=needed)
         micro = sizes[fitting - 1] if fitting else 0

@@ -166,7 +166,7 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
         wait = _FIRST_TIME.get(benchmark.extra or "", "")
         _logger.info(f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}")
         envs = make_envs(config, cleanup, pipeline_stages=stages, **training_share(config, process_group))
-        model = make_model(config, envs, device, process_group, weights=job.checkpoint)
+        model = make_model(job, envs, device, process_group)
         check_same_weights(model.policy, process_group)
     else:
         from zoo.training.roles import set_up_roles

@@ -53,7 +53,7 @@ def set_up_roles(
 
     def model_of(group: ProcessGroup, **options: Any) -> VLAOnPolicyAlgorithm:
         envs = make_envs(config, cleanup, **training_share(config, group), **options)
-        return make_model(config, envs, device, group, weights=job.checkpoint)
+        return make_model(job, envs, device, group)
 
     def weights_of(model: VLAOnPolicyAlgorithm) -> WeightSync | None:
         return None if sync is None else WeightSync(model.policy, placement.actor[0], *sync)

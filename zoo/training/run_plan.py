@@ -15,6 +15,7 @@ from vla_gym.errors import BadValue
 from vla_gym.system.extras import check_installed
 from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
+from vla_policies.resolver import PolicyRef, resolve_policy
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, check_quantization, need_lines, needs, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
@@ -31,6 +32,8 @@ class TrainJob:
     """A training run as its command was asked for it."""
 
     config: RunConfig
+    policy: PolicyRef
+    """The policy that it starts from: of a run that goes on, its checkpoint."""
     log_folder: Path
     """Where a new run folder goes."""
     command: Sequence[str]
@@ -68,9 +71,11 @@ class RunPlan:
     """Decisions, minibatches and updates."""
     num_workers: int
     """Worker processes that a rank which collects starts on its machine; 0 = none."""
+    policy: PolicyRef | None = None
+    """The policy, for its memory; None: the configuration says which."""
 
     @classmethod
-    def resolve(cls, config: RunConfig, num_ranks: int | None = None) -> RunPlan:
+    def resolve(cls, config: RunConfig, num_ranks: int | None = None, policy: PolicyRef | None = None) -> RunPlan:
         """Return the plan on the processes that a launcher has started, or on `num_ranks`.
 
         Pipeline stages of "auto" are one, see `with_stages`. Raises `BadValue` with the nearest numbers when it does
@@ -89,7 +94,7 @@ class RunPlan:
         stages = 1 if config.pipeline_stages == "auto" else int(config.pipeline_stages)
         check_shares(placement, num_envs=config.num_envs, num_stages=stages, group_size=config.group_size)
         batch = solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
-        return cls(config=config, placement=placement, batch=batch, num_workers=num_workers)
+        return cls(config=config, placement=placement, batch=batch, num_workers=num_workers, policy=policy)
 
     def with_stages(self, *, accelerator: bool) -> RunPlan:
         """Return the plan with the pipeline stages that suit a policy on an `accelerator`, where they are "auto"."""
@@ -101,6 +106,15 @@ class RunPlan:
             accelerator=accelerator,
         )
         return replace(self, batch=replace(self.batch, num_stages=stages))
+
+
+def checkpoint_policy(config: RunConfig, checkpoint: Path) -> PolicyRef:
+    """Return the policy in a checkpoint of the run, which says itself what `config` says of the first weights.
+
+    It does so even when the folder they came from is gone.
+    """
+    own = ("backbone_kwargs", "unnorm_key", "revision")
+    return resolve_policy(checkpoint, {name: v for name, v in config.policy_kwargs.items() if name not in own})
 
 
 def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:
@@ -180,8 +194,8 @@ def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = F
     config, lines = plan.config, []
     sharded = will_shard() if sharded is None else sharded
     for name, rank in ranks(plan, sharded=sharded, passes=passes):
-        found = needs(plan.batch, config, plan.num_workers, rank)
-        counted = rank.roles == {"env"} or policy_footprint(config) is not None
+        found = needs(plan.batch, config, plan.num_workers, rank, plan.policy)
+        counted = rank.roles == {"env"} or policy_footprint(config, plan.policy) is not None
         note = "" if counted else f" (weights of '{config.policy}' are not counted)"
         if counted and not passes:
             note = " (passes come on top, vla-zoo plan counts them)"

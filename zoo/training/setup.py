@@ -15,6 +15,7 @@ import torch
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue, WorkerRestarted
+from vla_policies.resolver import PolicyRef
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
@@ -68,17 +69,13 @@ def make_envs(config: RunConfig, cleanup: ExitStack, **options: Any) -> VLAVecto
 
 
 def make_model(
-    config: RunConfig,
-    envs: VLAVectorEnv,
-    device: torch.device,
-    process_group: ProcessGroup,
-    *,
-    weights: Path | None = None,
+    job: TrainJob, envs: VLAVectorEnv, device: torch.device, process_group: ProcessGroup
 ) -> VLAOnPolicyAlgorithm:
-    """Return the algorithm with its policy, seeded; `weights` is a checkpoint that stands in for `config.policy`.
+    """Return the algorithm with the policy that the run starts from, seeded.
 
     Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
     """
+    config = job.config
     if config.offload_idle and fsdp_requested():
         raise BadValue("--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead")
     module, _, class_name = ALGORITHMS[config.algo].implementation.partition(":")
@@ -89,27 +86,21 @@ def make_model(
         envs,
         seed=config.seed,
         device=device,
-        policy_kwargs=policy_arguments(config, envs, weights),
+        policy_kwargs=policy_arguments(config, job.policy),
         process_group=process_group,
         **settings,
     )
     model.set_offload_idle(config.offload_idle)
-    if weights is None:
+    if job.checkpoint is None:
         model.check_reference_at_start()
     return model
 
 
-def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None) -> dict[str, Any]:
-    """Return keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
-    # What a checkpoint says of itself, even when the folder its first weights came from is gone.
-    own = () if weights is None else ("backbone_kwargs", "unnorm_key", "revision")
-    options = {name: value for name, value in config.policy_kwargs.items() if name not in own}
-    return {
-        "backbone": config.policy if weights is None else str(weights),
-        "action_spec": envs.benchmark.action_spec,
-        "suite": benchmark_of(config).suite,
-        **options,
-    }
+def policy_arguments(config: RunConfig, policy: PolicyRef) -> dict[str, Any]:
+    """Return keyword arguments of `VLAPolicy`; how the policy's folder is read, `policy` says instead of them."""
+    benchmark = benchmark_of(config)
+    policy = policy.reading(suite=benchmark.suite, action_spec=benchmark.action_spec)
+    return {**config.policy_kwargs, "backbone": policy}
 
 
 def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack) -> RunFolder:

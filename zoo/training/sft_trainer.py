@@ -74,6 +74,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
     if privileged:
         groups = only_places(groups, benchmark)
         job = replace(job, config=config_with_head(job.config, groups))
+        if job.checkpoint is None:
+            job = replace(job, policy=job.policy.read_by(job.config.policy_kwargs))
     config = job.config
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
@@ -88,7 +90,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
                 envs.layout.bytes_space(),
                 envs.single_action_space,
                 lambda _: settings.learning_rate,
-                **policy_arguments(config, envs, job.checkpoint),
+                **policy_arguments(config, job.policy),
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
