@@ -91,6 +91,7 @@ def test_the_page_s_check_can_fail(benchmark_folder: Path) -> None:
         run("python check.py", benchmark_folder)
 
 
+@pytest.mark.thorough
 def test_your_own_gymnasium_environment(tmp_path: Path) -> None:
     page = OWN_ENVIRONMENT.read_text(encoding="utf-8")
     for name, text in files_of(page).items():

@@ -44,6 +44,7 @@ def test_the_agents_of_this_checkout_are_those_the_extra_asks_for() -> None:
     assert (ROOT / "agents" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_published_works_outside_the_repository() -> None:

@@ -80,6 +80,7 @@ def public_definitions(source: str) -> list[str]:
     return [node.name for node in found if not node.name.startswith("_")]
 
 
+@pytest.mark.thorough
 def test_the_site(tmp_path: Path) -> None:
     build(tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
