@@ -14,8 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vla_gym.errors import BadValue, check_integer, check_known, shown
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark, option_names
-from vla_gym.rewards import RewardKind, RewardRule
-from vla_gym.specs import LONGEST_WAIT, Benchmark
+from vla_gym.specs import LONGEST_WAIT, Benchmark, RewardKind, RewardRule
 from vla_gym.system.extras import check_installed
 from vla_gym.system.limits import num_cores
 from vla_gym.vector.protocol import EnvConfig, Instructions, changed_instructions, observation_layout, with_instructions
@@ -88,7 +87,7 @@ def make_vec(
         pipeline_stages: equal parts of the environments, groups whole, that can be stepped independently
             (`envs.stages`), so that one simulates while the policy decides for another; every worker has some of each.
         autoreset_mode: "next_step", "same_step" or "disabled", or Gymnasium's enum.
-        reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.rewards.RewardRule`.
+        reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.specs.RewardRule`.
         reward_scale: factor of the benchmark's reward.
         group_offset: global number of this rank's first group; ranks share one schedule by it.
         num_groups: groups over all ranks; needed for a grid with a `group_offset`.

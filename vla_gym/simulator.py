@@ -1,6 +1,6 @@
 """`Simulator`: the interface of every benchmark adapter, one simulator inside a worker process.
 
-`vla_gym.workers.sub_env.SubEnv` adds chunks, time limits and episode statistics; an adapter only restores a start
+`vla_gym.workers.worker.SubEnv` adds chunks, time limits and episode statistics; an adapter only restores a start
 state, advances one policy step, and renders.
 """
 

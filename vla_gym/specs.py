@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from vla_gym.errors import BadValue, check_known, shown
 
 RenderQuality = Literal["full", "fast"]
 """Images as published, or cheaper ones of the same view for training: results with them are not comparable."""
@@ -17,6 +19,23 @@ Physics = Literal["exact", "fast"]
 
 LONGEST_WAIT = 1e6
 """Seconds, eleven days: the most that a time limit may be."""
+RewardKind = Literal["sparse", "differenced", "step_penalty"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRule:
+    """Turns the benchmark's reward `r_t` of a step into the agent's; `c` is `scale`."""
+
+    kind: RewardKind = "sparse"
+    """`sparse`: `c r_t`. `differenced`: `c (r_t - r_{t-1})` with `r_{-1} = 0`, so that staying solved pays once.
+    `step_penalty`: `c r_t - 1`."""
+    scale: float = 1.0
+    """`c`."""
+
+    def __post_init__(self) -> None:
+        check_known("reward", self.kind, get_args(RewardKind))
+        if not 0.0 < self.scale < float("inf"):
+            raise BadValue(f"reward_scale must be a positive number, got {shown(self.scale)}")
 
 
 @dataclass(frozen=True, kw_only=True)

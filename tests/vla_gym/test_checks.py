@@ -14,7 +14,7 @@ from vla_gym.checks import check_vla_env
 from vla_gym.observation import ObservationLayout
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.state import EpisodeTable
+from vla_gym.vector.step import EpisodeTable
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"wrist_camera": True, "image_size": 24}])

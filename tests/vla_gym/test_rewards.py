@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_gym.rewards import RewardRule
+from vla_gym.specs import RewardRule
 
 
 @pytest.mark.parametrize(

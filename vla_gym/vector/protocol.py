@@ -14,8 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from vla_gym.errors import BadValue, check_known
 from vla_gym.observation import ObservationLayout, check_instruction
-from vla_gym.rewards import RewardRule
-from vla_gym.specs import Benchmark, Task
+from vla_gym.specs import Benchmark, RewardRule, Task
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import DEVICE_VARIABLE, sapien_device
 from vla_gym.workers.pool import OnWorkerError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -11,11 +12,9 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue, WorkerFailed
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.start_states import Schedule
-from vla_gym.vector.state import EpisodeTable
-from vla_gym.vector.step import EnvStep, Observation
-from vla_gym.workers.messages import PendingCommands
+from vla_gym.vector.step import EnvStep, EpisodeTable, Observation
+from vla_gym.workers.messages import Command, PendingCommands
 from vla_gym.workers.pool import Pool, describe_episode
-from vla_gym.workers.sub_env import Command
 
 MAX_LOSSES = 3
 """Episodes in a row that one sub-environment may lose."""
@@ -30,12 +29,11 @@ class CommandRunner:
 
     def __init__(self, benchmark: Benchmark, num_envs: int, chunk: int, schedule: Schedule, pool: Pool) -> None:
         self.schedule = schedule
-        self.table = EpisodeTable(num_envs, benchmark.tasks)
+        self.table = EpisodeTable(num_envs, chunk, benchmark.tasks)
         self.pool = pool
         self.num_pending = 0
         """Batches of commands sent and not yet received."""
         self._benchmark = benchmark
-        self._chunk = chunk
 
     def begin_commands(self, envs: Sequence[int], starts: Mapping[int, StartState] | None = None) -> list[Command]:
         """Return resets to `starts`, else to the schedule's; environments without an episode left are retired."""
@@ -43,7 +41,7 @@ class CommandRunner:
         for env in envs:
             start = starts[env] if starts else self._next_start(env)
             if start is None:
-                self.table.retire(env)
+                self.table.begin(env, None)
             else:
                 commands.append(Command(slot=env, start=start, kind="reset"))
         return commands
@@ -90,24 +88,8 @@ class CommandRunner:
 
     def present(self, part: slice = ALL) -> EnvStep:
         """Return the present state of a part as a step in which nothing was run."""
-        table = self.table
-        idle_n = table.idle[part].copy()
-        num_envs = len(idle_n)
-        return EnvStep(
-            obs=self._observe(part),
-            reward_n=np.zeros(num_envs, dtype=np.float64),
-            terminated_n=table.terminated[part].copy(),
-            truncated_n=table.truncated[part].copy(),
-            executed_n=np.zeros(num_envs, dtype=np.int64),
-            success_n=np.zeros(num_envs, dtype=np.bool_),
-            lost_n=table.lost[part].copy(),
-            idle_n=idle_n,
-            task_id_n=table.task_id[part].copy(),
-            trial_id_n=table.trial_id[part].copy(),
-            start_state_n=table.start_state[part].copy(),
-            step_reward_nK=np.zeros((num_envs, self._chunk), dtype=np.float32),
-            episodes=[None] * num_envs,
-        )
+        env_n = np.arange(len(self.table.log))[part]
+        return dataclasses.replace(self.table.now.copied(env_n), obs=self._observe(part))
 
     def where(self, env: int) -> str:
         """Return env, slot, task and trial of a present episode, for errors."""
@@ -131,8 +113,9 @@ class CommandRunner:
 
     def _check_observation(self, key: str, value_n: np.ndarray, part: slice) -> None:
         """Raise `WorkerFailed` where an environment that runs observes what is not finite."""
-        for env, value in zip(range(len(self.table.idle))[part], value_n, strict=True):
-            if not (self.table.idle[env] or self.table.lost[env] or np.isfinite(value).all()):
+        now = self.table.now
+        for env, value in zip(range(len(now.idle_n))[part], value_n, strict=True):
+            if not (now.idle_n[env] or now.lost_n[env] or np.isfinite(value).all()):
                 index = np.argwhere(~np.isfinite(value))[0].tolist()
                 raise WorkerFailed(
                     f"the simulator's observation '{key}'{index} is {value[tuple(index)]} [{self.where(env)}]; every "
@@ -140,7 +123,7 @@ class CommandRunner:
                 )
 
     def _next_start(self, env: int) -> StartState | None:
-        if self.schedule.kind == "grid" and self.table.lost[env]:
+        if self.schedule.kind == "grid" and self.table.now.lost_n[env]:
             return self.table.start(env)  # a grid leaves no start state out
         start = self.schedule.start_state(env, int(self.table.episodes[env]))
         if start is not None:

@@ -1,4 +1,4 @@
-"""`EnvStep`: one step of several sub-environments as arrays, and Gymnasium's `infos` made of it."""
+"""`EnvStep`: one step of several sub-environments as arrays, and `EpisodeTable`: what each of them is at."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.workers.sub_env import EpisodeStats
+from vla_gym.specs import StartState, Task
+from vla_gym.workers.messages import EpisodeStats, Report
 
 Observation = dict[str, Any]
 """`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
+IDLE_INSTRUCTION = "idle"
+"""Instruction of a sub-environment without an episode (its part of the grid is used up)."""
 _INFO_KEYS = {
     "success": "success_n",
     "task_id": "task_id_n",
@@ -98,8 +101,10 @@ class EnvStep:
 
     def of(self, row_n: np.ndarray) -> EnvStep:
         """Return the step of some rows only."""
-        if len(row_n) == len(self.idle_n):
-            return self
+        return self if len(row_n) == len(self.idle_n) else self.copied(row_n)
+
+    def copied(self, row_n: np.ndarray) -> EnvStep:
+        """Return fresh arrays with some rows."""
         fields = {
             field.name: getattr(self, field.name)[row_n]
             for field in dataclasses.fields(self)
@@ -120,6 +125,79 @@ class EnvStep:
             step_reward_nK=np.where(begun_n[:, None], np.float32(0), self.step_reward_nK),
             episodes=[None if begun else stats for begun, stats in zip(begun_n, self.episodes, strict=True)],
         )
+
+
+class EpisodeTable:
+    """The present episode of each of N sub-environments: running, finished (`terminated` or `truncated`) or idle."""
+
+    def __init__(self, num_envs: int, chunk: int, tasks: tuple[Task, ...]) -> None:
+        self._tasks = tasks
+        self.now = EnvStep(
+            obs={},
+            reward_n=np.zeros(num_envs),
+            terminated_n=np.zeros(num_envs, dtype=np.bool_),
+            truncated_n=np.zeros(num_envs, dtype=np.bool_),
+            executed_n=np.zeros(num_envs, dtype=np.int64),
+            success_n=np.zeros(num_envs, dtype=np.bool_),
+            lost_n=np.zeros(num_envs, dtype=np.bool_),
+            idle_n=np.ones(num_envs, dtype=np.bool_),
+            task_id_n=np.full(num_envs, -1, dtype=np.int64),
+            trial_id_n=np.full(num_envs, -1, dtype=np.int64),
+            start_state_n=np.full(num_envs, None, dtype=object),
+            step_reward_nK=np.zeros((num_envs, chunk), dtype=np.float32),
+            episodes=[None] * num_envs,
+        )
+        """A step in which nothing was run, without its observation."""
+        self.episodes = np.zeros(num_envs, dtype=np.int64)
+        """Number of episodes taken from the schedule."""
+        self.losses = np.zeros(num_envs, dtype=np.int64)
+        """Number of episodes lost in a row."""
+        self.log: list[list[np.ndarray]] = [[] for _ in range(num_envs)]
+        """Executed actions `[executed, A]` of the present episode, one array per decision."""
+
+    @property
+    def running(self) -> np.ndarray:
+        """Bool `[N]`: a step would advance the episode."""
+        return ~(self.now.done_n | self.now.idle_n)
+
+    def instructions(self) -> tuple[str, ...]:
+        """Instruction of each episode."""
+        task_ids = self.now.task_id_n.tolist()
+        return tuple(IDLE_INSTRUCTION if task_id < 0 else self._tasks[task_id].instruction for task_id in task_ids)
+
+    def start(self, env: int) -> StartState:
+        """Start state of the present episode."""
+        return StartState(task_id=int(self.now.task_id_n[env]), trial_id=int(self.now.trial_id_n[env]))
+
+    def begin_schedule(self) -> None:
+        """Take the next episodes from the schedule's start; forget lost start states."""
+        self.episodes[:] = 0
+        self.now.lost_n[:] = False
+
+    def align(self, group_size: int) -> None:
+        """Let all members of a group go on with one episode of the schedule, that of the member furthest on."""
+        self.episodes[:] = self.episodes.reshape(-1, group_size).max(axis=1).repeat(group_size)
+
+    def begin(self, env: int, start: StartState | None, start_state: str | None = None) -> None:
+        """Record that a new episode has begun, or that the schedule has none left (`start` None)."""
+        now = self.now
+        now.task_id_n[env], now.trial_id_n[env] = (start.task_id, start.trial_id) if start else (-1, -1)
+        now.start_state_n[env] = start_state
+        now.terminated_n[env] = now.truncated_n[env] = now.lost_n[env] = False
+        now.idle_n[env] = start is None
+        self.log[env] = []
+
+    def record(self, env: int, report: Report, action_TA: np.ndarray) -> None:
+        """Record a decision; `action_TA` holds the actions really executed."""
+        self.now.terminated_n[env] = report.terminated
+        self.now.truncated_n[env] = report.truncated
+        self.now.lost_n[env] = report.lost
+        if report.lost:
+            self.losses[env] += 1
+        elif report.terminated or report.truncated:
+            self.losses[env] = 0
+        if len(action_TA):
+            self.log[env].append(action_TA)
 
 
 def joined_steps(steps: Sequence[EnvStep]) -> EnvStep:

@@ -20,8 +20,8 @@ from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_reco
 from vla_gym.vector.stage import CommandRunner, Stage, read_actions
 from vla_gym.vector.start_states import Schedule, check_seed, read_reset_options
 from vla_gym.vector.step import EnvStep, Observation
+from vla_gym.workers.messages import Command
 from vla_gym.workers.pool import Pool
-from vla_gym.workers.sub_env import Command
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
@@ -97,13 +97,13 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if mask_N is None:
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
             if self._runner.schedule.kind == "grid":
-                self._table.begin_schedule(mask_N)
+                self._table.begin_schedule()
             self._table.align(self._runner.schedule.group_size)
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
             self._runner.schedule = self._runner.schedule.reseeded(seed)
-            self._table.begin_schedule(np.ones(self.num_envs, dtype=np.bool_))
+            self._table.begin_schedule()
         step = self._run(self._runner.begin_commands(np.flatnonzero(mask_N).tolist(), starts))
         self._was_reset = True
         return step
@@ -127,7 +127,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         action_NKA = read_actions(actions, running_N, self.single_action_space, self._runner.where)
         commands: list[Command] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            commands += self._runner.begin_commands(np.flatnonzero(self._table.finished).tolist())
+            commands += self._runner.begin_commands(np.flatnonzero(self.finished).tolist())
         commands += self._runner.step_commands(np.flatnonzero(running_N).tolist(), list(action_NKA[running_N]))
         return self._run(commands)
 
@@ -151,12 +151,12 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     @property
     def finished(self) -> np.ndarray:
         """Bool `[N]`: the episode has ended and no new one has begun."""
-        return self._table.finished
+        return self._table.now.done_n
 
     @property
     def idle(self) -> np.ndarray:
         """Bool `[N]`: the part of the grid is used up."""
-        return self._table.idle.copy()
+        return self._table.now.idle_n.copy()
 
     @property
     def stages(self) -> list[Stage]:

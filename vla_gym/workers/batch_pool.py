@@ -17,9 +17,9 @@ import numpy as np
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.messages import PendingCommands, SlotMemory, SubEnvSetup
+from vla_gym.workers.messages import Command, PendingCommands, Report, SlotMemory, SubEnvSetup
 from vla_gym.workers.pool import Pool, describe_commands
-from vla_gym.workers.sub_env import Command, Report, SubEnv
+from vla_gym.workers.worker import SubEnv
 
 
 @dataclass(frozen=True, kw_only=True)

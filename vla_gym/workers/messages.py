@@ -15,22 +15,69 @@ import base64
 import dataclasses
 import json
 import mmap
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vla_gym import errors
 from vla_gym.errors import VLAZooError
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
-from vla_gym.simulator import Simulator
-from vla_gym.specs import StartState, Task
-from vla_gym.workers.sub_env import Command, EpisodeStats, Report, SubEnv
+from vla_gym.specs import RewardRule, StartState, Task
 
 _ALIGN = 64  # bytes, one cache line
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeStats:
+    """One finished episode."""
+
+    total_reward: float
+    """Sum of the rewards paid."""
+    length: int
+    """Simulator steps."""
+    success_once: bool
+    """Whether it was solved at any step."""
+    success_at_end: bool
+    """Whether it was solved in the last state."""
+    seconds: float
+    """Wall-clock seconds from the reset's end to the last step's end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Outcome of one command."""
+
+    start_state: str = ""
+    """Hash of the simulator state in which the episode began, after a reset or a replay; empty after a step."""
+    step_rewards: tuple[float, ...] = ()
+    """Reward of each simulator step really run, at most K."""
+    success: bool = False
+    """Whether the task was solved at any step of this decision."""
+    terminated: bool = False
+    """The task's own rule ended the episode."""
+    truncated: bool = False
+    """A time limit (or the loss of a worker) ended it."""
+    lost: bool = False
+    """The worker failed with the episode; nothing else here is meaningful."""
+    episode: EpisodeStats | None = None
+    """Statistics, on the episode's last decision only."""
+
+
+LOST = Report(truncated=True, lost=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One thing to do with the sub-environment of one slot; its observation afterwards is rendered once."""
+
+    slot: int
+    start: StartState
+    """Start of the episode: the new one for `reset` and `replay`, the present one for `step`."""
+    kind: Literal["reset", "step", "replay"]
+    action_TA: np.ndarray | None = field(default=None, compare=False)
+    """Float32 `[K, A]` of a step, or the `[T, A]` log of a replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +158,6 @@ class SubEnvSetup:
     tasks: tuple[Task, ...]
     rule: RewardRule
     memory: MemoryLayout
-
-    def build(self) -> SubEnv:
-        """Import the simulator and construct one sub-environment."""
-        layout = self.memory.observation
-        simulator: Simulator = pkgutil.resolve_name(self.simulator)(
-            self.tasks, layout.image_size, layout.cameras, **self.simulator_kwargs
-        )
-        return SubEnv(simulator, self.tasks, self.rule, layout)
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ from typing import Literal
 
 from vla_gym.errors import VLAZooError, WorkerFailed, WorkerRestarted
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.messages import MemoryLayout, PendingCommands, SlotMemory, SubEnvSetup
-from vla_gym.workers.sub_env import LOST, Command, Report
+from vla_gym.workers.messages import LOST, Command, MemoryLayout, PendingCommands, Report, SlotMemory, SubEnvSetup
+from vla_gym.workers.worker import build_sub_env
 
 OnWorkerError = Literal["raise", "restart"]
 
@@ -78,7 +78,7 @@ class LocalPool(Pool):
         self._setup = setup
         self._on_worker_error = on_worker_error
         self.memory = SlotMemory.private(setup.memory)
-        self._envs = [setup.build() for _ in range(setup.memory.num_slots)]
+        self._envs = [build_sub_env(setup) for _ in range(setup.memory.num_slots)]
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
         try:
@@ -95,51 +95,41 @@ class LocalPool(Pool):
         for env in envs:
             env.close()
 
-    def _run(self, command: Command) -> Report:
+    def _run(self, command: Command, *, anew: bool = False) -> Report:
+        """Run a command; `anew` in a sub-environment that is built again, where a step is lost."""
+        slot = command.slot
         try:
-            return self._run_once(command)
+            if anew:
+                with contextlib.suppress(Exception):  # a simulator that failed need not close cleanly
+                    self._envs[slot].close()
+                self._envs[slot] = build_sub_env(self._setup)
+                if command.kind == "step":
+                    return LOST
+            report = self._envs[slot].run(command)
+            self.memory.write(slot, self._envs[slot].observe())
+            return report
         except VLAZooError:
             raise
         except Exception as error:
-            failure = f"{describe_command(self._setup, command)}: {type(error).__name__}: {error}"
-            if self._on_worker_error == "raise":
+            where = describe_commands(self._setup, [command]) + ", started anew" * anew
+            failure = f"{where}: {type(error).__name__}: {error}"
+            if anew or self._on_worker_error == "raise":
                 raise WorkerFailed(failure) from error
         self.last_failure = failure
         warn_of_restart(failure)
-        return self._rerun(command)
-
-    def _run_once(self, command: Command) -> Report:
-        env = self._envs[command.slot]
-        report = env.run(command)
-        self.memory.write(command.slot, env.observe())
-        return report
-
-    def _rerun(self, command: Command) -> Report:
-        """Build the sub-environment again; its step is lost, its reset is done again, once."""
-        with contextlib.suppress(Exception):  # a simulator that failed need not close cleanly
-            self._envs[command.slot].close()
-        try:
-            self._envs[command.slot] = self._setup.build()
-            if command.kind == "step":
-                return LOST
-            return self._run_once(command)
-        except VLAZooError:
-            raise
-        except Exception as error:
-            where = describe_command(self._setup, command)
-            raise WorkerFailed(f"{where}, started anew: {type(error).__name__}: {error}") from error
-
-
-def describe_command(setup: SubEnvSetup, command: Command) -> str:
-    """Env, slot, task, trial and kind of a command, as errors name them."""
-    episode = describe_episode(setup.env_id, setup.tasks, command.slot, command.start)
-    return f"{episode}, during {command.kind}"
+        return self._run(command, anew=True)
 
 
 def describe_commands(setup: SubEnvSetup, commands: Sequence[Command]) -> str:
-    """The first three commands, and the number of the others."""
+    """Env, slot, task, trial and kind of the first three commands, and the number of the others."""
     more = f" and {len(commands) - 3} more" if len(commands) > 3 else ""
-    return "; ".join(describe_command(setup, command) for command in commands[:3]) + more
+    return (
+        "; ".join(
+            f"{describe_episode(setup.env_id, setup.tasks, command.slot, command.start)}, during {command.kind}"
+            for command in commands[:3]
+        )
+        + more
+    )
 
 
 def describe_episode(env_id: str, tasks: tuple[Task, ...], slot: int, start: StartState) -> str:

@@ -22,8 +22,11 @@ from vla_gym.system.paths import anonymous_file, library_caches
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
 from vla_gym.workers.messages import (
+    LOST,
+    Command,
     Failure,
     PendingCommands,
+    Report,
     SlotMemory,
     SubEnvSetup,
     read_reply,
@@ -31,7 +34,6 @@ from vla_gym.workers.messages import (
     write_setup,
 )
 from vla_gym.workers.pool import OnWorkerError, Pool, describe_commands, warn_of_restart
-from vla_gym.workers.sub_env import LOST, Command, Report
 
 GRACE = 5.0
 """Seconds that all workers together get to free their simulators when the pool is closed."""
@@ -153,8 +155,8 @@ class ProcessPool(Pool):
         self._closed = False
         self._restarts = [0] * len(environments)
         self._pending: deque[PendingCommands] = deque()
-        self._orphaned: set[int] = set()
-        """Slots whose episode was lost with a worker while no command of theirs was pending."""
+        self._lost: set[int] = set()
+        """Slots whose episode was lost with a worker, until a command of theirs says so or begins another."""
         self._memory_fd = anonymous_file(setup.memory.offsets()[1])
         self.memory = SlotMemory.attach(setup.memory, self._memory_fd)
         self._workers: list[WorkerProcess] = []
@@ -171,25 +173,26 @@ class ProcessPool(Pool):
         with self._closed_on_failure():
             pending = PendingCommands(commands)
             for command in commands:
-                if command.kind == "step" and command.slot in self._orphaned:
-                    pending.reports[command.slot] = LOST
-                else:
-                    pending.jobs.setdefault(self._worker_of[command.slot], []).append(command)
-                self._orphaned.discard(command.slot)
-            for number, job in pending.jobs.items():
-                self._workers[number].send(write_commands(job, self.memory))
+                pending.jobs.setdefault(self._worker_of[command.slot], []).append(command)
+            for number in list(pending.jobs):
+                self._send_job(number, pending)
             self._pending.append(pending)
             return pending
 
     def receive(self, pending: PendingCommands) -> list[Report]:
         with self._closed_on_failure():
             assert self._pending[0] is pending, "workers answer in the order of their requests"
+            while pending.jobs:  # again where a worker was started anew
+                answers = self._collect(pending.jobs)
+                for number in list(pending.jobs):
+                    answer = answers[number]
+                    if isinstance(answer, list):
+                        self._restarts[number] = 0
+                        slots = [command.slot for command in pending.jobs.pop(number)]
+                        pending.reports.update(zip(slots, answer, strict=True))
+                    else:
+                        self._restart(number, answer)
             self._pending.popleft()
-            answers = self._collect(list(pending.jobs), pending.jobs)
-            for number, job in pending.jobs.items():
-                answer = answers[number]
-                reports = answer if isinstance(answer, list) else self._recover(number, job, answer)
-                pending.reports.update(zip((command.slot for command in job), reports, strict=True))
             return pending.ordered_reports()
 
     def pids(self) -> list[int]:
@@ -225,28 +228,26 @@ class ProcessPool(Pool):
             ) from error
 
     def _await_ready(self, numbers: Sequence[int]) -> None:
-        for answer in self._collect(numbers, {}).values():
+        for answer in self._collect({number: [] for number in numbers}).values():
             if not isinstance(answer, list):
                 raise answer
 
-    def _collect(
-        self, numbers: Sequence[int], jobs: Mapping[int, list[Command]]
-    ) -> dict[int, list[Report] | VLAZooError]:
-        """Answer or failure of each worker in `numbers`, as they come; a worker without a job is starting."""
-        waiting = {self._workers[number].connection: number for number in numbers}
+    def _collect(self, jobs: Mapping[int, list[Command]]) -> dict[int, list[Report] | VLAZooError]:
+        """Answer or failure of each worker with a job, as they come; one with an empty job is starting."""
+        waiting = {self._workers[number].connection: number for number in jobs}
         answers: dict[int, list[Report] | VLAZooError] = {}
         began = time.monotonic()
-        deadlines = {number: began + self._timeout(jobs.get(number, [])) for number in numbers}
+        deadlines = {number: began + self._timeout(job) for number, job in jobs.items()}
         while waiting:
             first = min(deadlines[number] for number in waiting.values())
             for connection in wait(list(waiting), timeout=max(0.0, first - time.monotonic())):
                 number = waiting.pop(connection)  # type: ignore[call-overload]
-                answers[number] = self._recv(number, jobs.get(number, []))
+                answers[number] = self._recv(number, jobs[number])
             now = time.monotonic()
             for connection, number in list(waiting.items()):
                 if now >= deadlines[number]:
                     del waiting[connection]
-                    job = jobs.get(number, [])
+                    job = jobs[number]
                     answers[number] = self._error(number, job, f"hung for {self._timeout(job):g} s")
         return answers
 
@@ -265,7 +266,6 @@ class ProcessPool(Pool):
             culprit = job[reply.command :][:1] if reply.command >= 0 else []
             failed = self._error(number, culprit or job, f"raised {reply.kind}: {reply.text}")
             return reply.user_error() or failed
-        self._restarts[number] = 0
         return reply
 
     def _error(self, number: int, job: Sequence[Command], reason: str) -> WorkerFailed:
@@ -277,8 +277,21 @@ class ProcessPool(Pool):
             + (f". Its last output: {output}" if output else "")
         )
 
-    def _recover(self, number: int, job: list[Command], error: VLAZooError) -> list[Report]:
-        """Raise, or start the worker anew, do its resets again and report its steps as lost."""
+    def _send_job(self, number: int, pending: PendingCommands) -> None:
+        """Send a worker its commands, except the steps of lost episodes, which are reported at once."""
+        job = []
+        for command in pending.jobs.pop(number):
+            if command.kind == "step" and command.slot in self._lost:
+                pending.reports[command.slot] = LOST
+            else:
+                job.append(command)
+            self._lost.discard(command.slot)
+        if job:
+            pending.jobs[number] = job
+            self._workers[number].send(write_commands(job, self.memory))
+
+    def _restart(self, number: int, error: VLAZooError) -> None:
+        """Raise, or start the worker anew and send it again what is pending: its steps are lost."""
         self._restarts[number] += 1
         if self._on_worker_error == "raise" or self._restarts[number] > MAX_RESTARTS:
             raise error
@@ -287,36 +300,11 @@ class ProcessPool(Pool):
         self._workers[number].close(kill=True)
         self._workers[number].join(0.0)
         self._workers[number] = self._start(number)
-        restarts = self._restarts[number]
         self._await_ready([number])
-        self._restarts[number] = restarts  # being ready is not yet an answer
-        reports = {command.slot: LOST for command in job}
-        again = self._resend(number, job)
-        self._orphaned.update(set(self._slots[number]) - reports.keys() - self._resend_pending(number))
-        if again:
-            answer = self._collect([number], {number: again})[number]
-            redone = answer if isinstance(answer, list) else self._recover(number, again, answer)
-            reports.update(zip((command.slot for command in again), redone, strict=True))
-        return [reports[command.slot] for command in job]
-
-    def _resend(self, number: int, job: Sequence[Command]) -> list[Command]:
-        """Send the commands of a job that a new worker can do, all but steps, and return them."""
-        again = [command for command in job if command.kind != "step"]
-        if again:
-            self._workers[number].send(write_commands(again, self.memory))
-        return again
-
-    def _resend_pending(self, number: int) -> set[int]:
-        """Send a new worker what is pending with it: steps are lost. Returns the slots of all pending commands."""
-        slots: set[int] = set()
+        self._lost.update(self._slots[number])
         for pending in self._pending:
-            slots.update(command.slot for command in pending.commands)
-            job = pending.jobs.pop(number, [])
-            pending.reports.update((command.slot, LOST) for command in job if command.kind == "step")
-            again = self._resend(number, job)
-            if again:
-                pending.jobs[number] = again
-        return slots
+            if number in pending.jobs:
+                self._send_job(number, pending)
 
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -14,9 +14,11 @@ import numpy as np
 
 from vla_gym.errors import BadValue, LostRank, WorkerFailed
 from vla_gym.workers.messages import (
+    Command,
     Failure,
     MemoryLayout,
     PendingCommands,
+    Report,
     SlotMemory,
     read_commands,
     read_reply,
@@ -26,7 +28,6 @@ from vla_gym.workers.messages import (
 )
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.process_pool import assign_slots
-from vla_gym.workers.sub_env import Command, Report
 
 
 class RemotePool(Pool):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from vla_gym.errors import BadValue, check_known, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
-from vla_gym.rewards import RewardKind
+from vla_gym.specs import RewardKind
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import (
     ALGORITHMS,

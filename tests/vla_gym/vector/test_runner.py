@@ -11,9 +11,8 @@ from scripted_simulator import scripted_benchmark
 from vla_gym.errors import WorkerFailed
 from vla_gym.vector.stage import CommandRunner
 from vla_gym.vector.start_states import make_schedule
-from vla_gym.workers.messages import PendingCommands
+from vla_gym.workers.messages import Command, PendingCommands, Report
 from vla_gym.workers.pool import Pool
-from vla_gym.workers.sub_env import Command, Report
 
 
 class Recorded(Pool):

@@ -7,8 +7,11 @@ from vla_gym.errors import MissingDependency
 from vla_gym.observation import ObservationLayout
 from vla_gym.specs import StartState
 from vla_gym.workers.messages import (
+    Command,
+    EpisodeStats,
     Failure,
     MemoryLayout,
+    Report,
     SlotMemory,
     actions_from_text,
     actions_to_text,
@@ -18,7 +21,6 @@ from vla_gym.workers.messages import (
     write_failure,
     write_reports,
 )
-from vla_gym.workers.sub_env import Command, EpisodeStats, Report
 
 LAYOUT = MemoryLayout(
     num_slots=2,

@@ -11,12 +11,10 @@ from vla_gym import VLAVectorEnv
 from vla_gym.errors import WorkerRestarted
 from vla_gym.make import sub_env_setup
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
-from vla_gym.specs import Benchmark, StartState
+from vla_gym.specs import Benchmark, RewardRule, StartState
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.workers.messages import MemoryLayout, SubEnvSetup
+from vla_gym.workers.messages import Command, MemoryLayout, SubEnvSetup
 from vla_gym.workers.pool import AbsentPool, LocalPool, OnWorkerError, Pool
-from vla_gym.workers.sub_env import Command
 
 
 def make_pool(*, failure: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
 from vla_gym.simulator import SimStep
-from vla_gym.specs import StartState
-from vla_gym.workers.sub_env import SubEnv
+from vla_gym.specs import RewardKind, RewardRule, StartState
+from vla_gym.workers.worker import SubEnv
 
 LAYOUT = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
 
@@ -73,6 +73,25 @@ def test_solving_on_the_last_allowed_step_is_no_truncation() -> None:
     slot.reset(cell(0))
     last = slot.step(ACTION_5A)
     assert (last.terminated, last.truncated) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "paid"),
+    [
+        ("sparse", (0.0, 5.0, 5.0, 0.0)),
+        ("differenced", (0.0, 5.0, 0.0, -5.0)),
+        ("step_penalty", (-1.0, 4.0, 4.0, -1.0)),
+    ],
+)
+def test_each_kind_of_reward_on_rewards_0_1_1_0(kind: RewardKind, paid: tuple[float, ...]) -> None:
+    class Given(Scripted):
+        def step(self, action_A: np.ndarray) -> SimStep:
+            return SimStep(reward=float(action_A[0]), success=False, terminated=False)
+
+    tasks = scripted_benchmark((0,)).tasks
+    slot = SubEnv(Given(tasks, 8, ("image",), lengths=(0,)), tasks, RewardRule(kind=kind, scale=5.0), LAYOUT)
+    slot.reset(cell(0))
+    assert slot.step(np.array([[0, 0], [1, 0], [1, 0], [0, 0]], dtype=np.float32)).step_rewards == paid
 
 
 def test_nothing_is_rendered_but_on_request() -> None:

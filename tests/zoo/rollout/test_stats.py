@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tests.zoo.rollout.steps import step
-from vla_gym.workers.sub_env import EpisodeStats
+from vla_gym.workers.messages import EpisodeStats
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.rollout.buffer import Step

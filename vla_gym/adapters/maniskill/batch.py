@@ -20,13 +20,11 @@ from vla_gym.adapters.maniskill.simulator import ManiSkillSimulator
 from vla_gym.adapters.maniskill.tasks import CAMERAS, RANDOM_SHAPES, TaskReward
 from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
-from vla_gym.specs import StartState, Task
+from vla_gym.specs import RewardRule, StartState, Task
 from vla_gym.workers.batch_pool import BatchStep
-from vla_gym.workers.messages import MemoryLayout, SubEnvSetup
+from vla_gym.workers.messages import Command, MemoryLayout, SubEnvSetup
 from vla_gym.workers.pool import LocalPool, Pool
 from vla_gym.workers.process_pool import BLAS_THREADS, ProcessPool
-from vla_gym.workers.sub_env import Command
 
 COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 TIMEOUT = 600.0

@@ -10,9 +10,8 @@ import pytest
 
 from vla_gym.adapters.maniskill.tasks import TASKS, maniskill_benchmark
 from vla_gym.observation import ObservationLayout
-from vla_gym.rewards import RewardRule
-from vla_gym.specs import StartState
-from vla_gym.workers.sub_env import SubEnv
+from vla_gym.specs import RewardRule, StartState
+from vla_gym.workers.worker import SubEnv
 
 pytest.importorskip("mani_skill")
 pytestmark = pytest.mark.sim
