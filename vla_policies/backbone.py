@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from vla_policies.actions.sampling import Sampling
 from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
 from vla_policies.conventions import Conventions
 from vla_policies.devices import for_gpu
-from vla_policies.model_folder import Maker, ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
+from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 
@@ -68,10 +69,6 @@ class Backbone(nn.Module, ABC):
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     program_options: ClassVar[tuple[str, ...]] = ()
     """The `backbone_kwargs` by which one maker's program reads a checkpoint otherwise than another's."""
-    takes_adapters: ClassVar[bool] = False
-    """Whether LoRA adapters can be attached (`lora` of the `backbone_kwargs`)."""
-    takes_quantization: ClassVar[bool] = False
-    """Whether frozen weights can be kept in 8 or 4 bits (`quantization` of the `backbone_kwargs`)."""
     recompute_option: ClassVar[str | None] = None
     """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None
@@ -148,24 +145,9 @@ class Backbone(nn.Module, ABC):
         return None
 
     @classmethod
-    def maker(cls, model: ModelFolder) -> Maker | None:
-        """Whose program a published folder was made with, where makers play the family otherwise than each other."""
-        return None
-
-    @classmethod
-    def stated_options(cls, model: ModelFolder) -> Collection[str]:
-        """The `backbone_kwargs` whose values a published folder's own files say; no recipe changes them."""
-        return ()
-
-    @classmethod
-    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
-        """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
-        return {}
-
-    @classmethod
-    def data_sets(cls, model: ModelFolder) -> Collection[str]:
-        """Data sets whose action statistics a published folder has."""
-        return ()
+    def facts(cls, model: ModelFolder) -> FolderFacts:
+        """Return how the makers of a published folder trained and play it, as far as its files tell."""
+        return FolderFacts()
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -194,8 +176,8 @@ class Backbone(nn.Module, ABC):
         return False
 
     @property
-    def adapter_options(self) -> object | None:
-        """The `lora` of the `backbone_kwargs` that attach an adapter of the same shape; None where they cannot."""
+    def lora(self) -> LoraSettings | None:
+        """The `lora` of the `backbone_kwargs` that attach an adapter of the same shape; None where none do."""
         return None
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
@@ -209,7 +191,6 @@ class Backbone(nn.Module, ABC):
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
         """Context manager that computes without the LoRA adapter."""
-        raise NotImplementedError(f"family '{self.family}' has no adapters to switch off")
         yield
 
     def merge_adapter(self) -> None:

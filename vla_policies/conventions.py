@@ -12,7 +12,6 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_gym.specs import ActionSpec
-from vla_policies.checkpoint_io.json_records import to_json
 
 CAMERA_KEYS = ("image", "wrist_image")
 """Observation keys that are images, main camera first."""
@@ -61,9 +60,6 @@ class Conventions:
     def lengths(self) -> dict[str, int]:
         """Numbers that must be the environment's, for `check_lengths`."""
         return {"state_dim": self.state_dim, "chunk": self.chunk, "action_dim": self.action_dim}
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 def conventions_of(

@@ -19,7 +19,6 @@ from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, to_json
 from vla_policies.checkpoint_io.manifest import model_sha256, writing_manifest
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
-from vla_policies.model_folder import ModelFolder
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import FORMAT_VERSION, PolicyRef
 
@@ -49,21 +48,18 @@ def load_checkpoint(ref: PolicyRef) -> tuple[Backbone, Sampling]:
     """
     ref.verify()
     header, adapter = ref.header, ref.adapter
-    with ref.opened() as (_, model):
-        backbone = _unset_backbone(header, model)
-        backbone.load(model.folder, model.beside)
-        if adapter is None:
-            assert ref.folder is not None
-            backbone.source_folder = ref.folder.resolve()
-            backbone.source = str(backbone.source_folder)
-            if not user_path(ref.name).is_dir():  # a Hub id, and its commit
-                backbone.source = backbone.published if ref.name in FAMILIES else ref.name.partition("@")[0]
-                backbone.source_revision = ref.folder.name
-        else:
-            if adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
-                backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-                backbone.source_folder = model.folder.resolve()
-            backbone.load_adapter(adapter.folder)
+    backbone = _opened(ref, header)
+    assert ref.folder is not None
+    assert ref.model is not None
+    if adapter is None:
+        backbone.source_folder = ref.folder.resolve()
+        backbone.source = str(backbone.source_folder)
+        if not user_path(ref.name).is_dir():  # a Hub id, and its commit
+            backbone.source = backbone.published if ref.name in FAMILIES else ref.name.partition("@")[0]
+            backbone.source_revision = ref.folder.name
+    elif adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
+        backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+        backbone.source_folder = ref.model.folder.resolve()
     return backbone, header.sampling
 
 
@@ -74,17 +70,18 @@ def check_checkpoint(ref: PolicyRef) -> Backbone:
     network, in the types and with the adapters in which it would be loaded.
     """
     header = ref.header
-    with ref.opened() as (_, model), torch.device("meta"):
-        backbone = _unset_backbone(header, model)
+    with torch.device("meta"):
+        return _opened(ref, header)
+
+
+def _opened(ref: PolicyRef, header: Header) -> Backbone:
+    with ref.opened() as (_, model):
+        where = f"model of {model.folder / CONFIG_FILE}"
+        backbone = family_class(header.family).from_config(header.conventions, header.model, where)
         backbone.load(model.folder, model.beside)
         if ref.adapter is not None:
             backbone.load_adapter(ref.adapter.folder)
     return backbone
-
-
-def _unset_backbone(header: Header, model: ModelFolder) -> Backbone:
-    where = f"model of {model.folder / CONFIG_FILE}"
-    return family_class(header.family).from_config(header.conventions, header.model, where)
 
 
 def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, Any]) -> Backbone:
@@ -112,7 +109,7 @@ def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, 
 
 def fresh_options(backbone: Backbone) -> dict[str, Any]:
     """Options with which `fresh_backbone` builds a network of the same shape; raises where none do."""
-    if backbone.has_adapter and backbone.adapter_options is None:
+    if backbone.has_adapter and backbone.lora is None:
         raise BadValue(
             "Stable-Baselines3's save knows adapters of one rank and alpha alone, and this one has rsLoRA or patterns "
             "of them; use save_trained, or merge_adapter before save"
@@ -127,7 +124,7 @@ def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> Non
     config = {
         "format_version": FORMAT_VERSION,
         "family": backbone.family,
-        "conventions": backbone.conventions.to_json(),
+        "conventions": to_json(backbone.conventions),
         "sampling": to_json(sampling),
         "model": backbone.config_json(),
     }

@@ -1,4 +1,4 @@
-"""Families whose policies may be trained by LoRA adapters: one implementation of attaching, saving and merging."""
+"""LoRA adapters of a policy: attached, saved alone, loaded, switched off, merged."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vla_policies.modules.lora_config import LoraSettings
 
 
 class LoraBackbone(Backbone):
-    """Mixin; subclasses say which module takes adapters, and read and write what lies beside them."""
+    """Families whose policies LoRA adapters may train; subclasses say which module takes them, and read and write what
+    lies beside them."""
 
-    takes_adapters: ClassVar[bool] = True
     lora_targets: ClassVar[tuple[str, ...] | str]
     """Layers with an adapter where the settings name none."""
 
@@ -26,11 +26,6 @@ class LoraBackbone(Backbone):
     @abstractmethod
     def adapted(self) -> nn.Module:
         """The module that takes adapters."""
-
-    @property
-    @abstractmethod
-    def lora(self) -> LoraSettings | None:
-        """The setting `lora`."""
 
     @abstractmethod
     def set_lora(self, settings: LoraSettings | None) -> None:
@@ -65,10 +60,6 @@ class LoraBackbone(Backbone):
     @property
     def has_adapter(self) -> bool:
         return lora.is_attached(self.adapted)
-
-    @property
-    def adapter_options(self) -> object | None:
-        return self.lora
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         lora.save_adapter(self.adapted, folder, base, self.source_revision if base == self.source else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,12 +46,25 @@ Maker = Literal["lerobot", "openpi", "rlinf"]
 """Whose program made a published folder."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FolderFacts:
+    """Facts in the files of a folder that its makers published; the defaults where nothing tells."""
+
+    maker: Maker | None = None
+    """Whose program it was made with, where makers play the family otherwise than each other."""
+    stated_options: Collection[str] = ()
+    """The `backbone_kwargs` whose values its own files say; no recipe changes them."""
+    trained_options: Mapping[str, Any] = field(default_factory=dict)
+    """The `backbone_kwargs` with which its makers trained and play it."""
+    data_sets: Collection[str] = ()
+    """Data sets whose action statistics it has."""
+
+
 @dataclass(frozen=True)
 class ModelFolder:
     """A folder that holds a model, its configuration read."""
 
     folder: Path
-    """The folder."""
     config: Mapping[str, Any]
     """Its `config.json`, the settings of an adapter on it over them."""
     beside: tuple[Path, ...] = ()

@@ -325,15 +325,7 @@ class VLAPolicy(ActorCriticPolicy):
 
 
 def _on_host(sample: ActionSample) -> ActionSample:
-    names = list(sample.record)
-    step_values = [] if sample.value_BK is None else [sample.value_BK]
-    action_BKA, logprob_BKA, value_B, *rest = download(
-        [sample.action_BKA, sample.logprob_BKA, sample.value_B, *(sample.record[name] for name in names), *step_values]
-    )
-    return ActionSample(
-        action_BKA=action_BKA,
-        logprob_BKA=logprob_BKA,
-        value_B=value_B,
-        record=dict(zip(names, rest[: len(names)], strict=True)),
-        value_BK=rest[-1] if step_values else None,
-    )
+    tensors = {name: x for name, x in vars(sample).items() if isinstance(x, Tensor)}
+    found = download([*tensors.values(), *sample.record.values()])
+    record = dict(zip(sample.record, found[len(tensors) :], strict=True))
+    return replace(sample, record=record, **dict(zip(tensors, found, strict=False)))

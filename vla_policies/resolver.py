@@ -8,17 +8,17 @@ family has to look at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from vla_gym.errors import BadValue, VLAZooError, unknown_name
+from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_gym.specs import ActionSpec
 from vla_policies.checkpoint_io.folder import (
@@ -45,7 +45,7 @@ from vla_policies.checkpoint_io.hub import (
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
 from vla_policies.checkpoint_io.manifest import Manifest, check_base, check_manifest, read_manifest
 from vla_policies.conventions import Conventions
-from vla_policies.model_folder import Maker, ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, PUBLISHED_LAYOUTS, family_class
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # they bring torch
 
 FORMAT_VERSION = 1
 LORA_FOLDER = "lora_adapter"
-_CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 _UNVERIFIED = (
     ". Write or download it again; to open it as it is: policy_kwargs verify: false "
     "(-params 'policy_kwargs:{verify: false}')"
@@ -65,7 +64,6 @@ _DAMAGE = (
 )
 """Exceptions of reading and building where a file's content does not fit its layout: `RuntimeError` is torch's for
 sizes that do not go together, the last transformers' own."""
-_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +105,9 @@ class PolicyRef:
     @property
     def fresh(self) -> bool:
         """Whether it names a family's fresh weights."""
-        return self.folder is None and self.name == self.family and _means_fresh(self.name, self.request.options)
+        return (
+            self.folder is None and self.name == self.family and self.backbone_class.wants_fresh(self.request.options)
+        )
 
     @property
     def own_layout(self) -> bool:
@@ -121,37 +121,19 @@ class PolicyRef:
             return False
         return OWN_KEY not in self.model.config and not (self.folder / ADAPTER_SETTINGS).is_file()
 
-    @property
-    def maker(self) -> Maker | None:
-        """Whose program it was made with, where that says how it is played; None of what this project wrote."""
-        return self._ask(lambda family, model: family.maker(model), None) if self.published else None
-
-    @property
-    def data_sets(self) -> Collection[str]:
-        """Data sets whose action statistics it has; none in this project's layout."""
-        return self._ask(lambda family, model: family.data_sets(model), ())
-
-    @property
-    def trained_options(self) -> Mapping[str, Any]:
-        """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
-        return self._ask(lambda family, model: family.trained_options(model), {})
-
-    @property
-    def stated_options(self) -> Collection[str]:
-        """The `backbone_kwargs` whose values its own files say; none in this project's layout."""
-        return self._ask(lambda family, model: family.stated_options(model), ())
-
-    def _ask(self, question: Callable[[type[Backbone], ModelFolder], _Answer], otherwise: _Answer) -> _Answer:
+    @cached_property
+    def facts(self) -> FolderFacts:
+        """How its makers trained and play it, as far as its files tell; of this project's layout nothing."""
         if self.folder is None or self.own_layout:
-            return otherwise
+            return FolderFacts()
         with self.opened() as (family, model):
-            return question(family, model)
+            return family.facts(model)
 
     @cached_property
     def header(self) -> Header:
         """Conventions, sampling and settings of the folder's model, as `request` reads it."""
         request = self.request
-        options = {**(self.trained_options if request.to_act else {}), **request.options}
+        options = {**(self.facts.trained_options if request.to_act else {}), **request.options}
         if request.dtype is not None:
             options |= self.backbone_class.dtype_options(str(request.dtype).removeprefix("torch."))
         request = replace(request, options=options)
@@ -248,8 +230,12 @@ def resolve_policy(
     )
     revision = given.get("revision")
     if name in FAMILIES:
-        if _means_fresh(name, request.options):
-            _check_fresh(name, request, revision)
+        if family_class(name).wants_fresh(request.options):
+            other = None if request.family == name else request.family
+            left = {"family": other, "unnorm_key": request.unnorm_key, "dtype": request.dtype, "revision": revision}
+            for setting, value in left.items():
+                if value is not None:
+                    raise BadValue(f"policy '{name}' means fresh weights here, got {setting}='{value}'; leave it out")
             return PolicyRef(name=name, family=name, request=replace(request, family=None))
         request = replace(request, family=request.family or name)
         if offline:
@@ -293,32 +279,24 @@ def find_checkpoint(
     """Return the checkpoint folder that `name` means, downloading a Hub id; None when fresh weights are meant, and
     where `offline` a Hub id is not here."""
     if name in FAMILIES:
-        published = None if _means_fresh(name, options or {}) else family_class(name).published
-        if published is None:
-            _check_no_revision(revision, f"'{name}' means fresh weights here")
-            return None
-        hub = HubId(published, revision)
+        family = family_class(name)
+        path, hub = None, None if family.wants_fresh(options or {}) else parse_hub_id(str(family.published))
     else:
         path = user_path(name)
-        if path.is_dir():
-            _check_no_revision(revision, f"'{name}' is a folder")
-            return path
-        named = parse_hub_id(name)
-        if named is None and ("/" in name or path.exists()):
+        hub = None if path.is_dir() else parse_hub_id(name)
+    if hub is not None:
+        hub = HubId(hub.repo, revision or hub.revision)
+        return cached(hub) if offline else fetch(hub, allow=POLICY_FILES, ignore=(CHECKPOINTS,))
+    if path is not None and not path.is_dir():
+        if "/" in name or path.exists():
             raise BadValue(
                 f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
             )
-        if named is None:
-            raise unknown_name("policy", name, FAMILIES)
-        hub = HubId(named.repo, revision or named.revision)
-    if offline:
-        return cached(hub)
-    return fetch(hub, allow=POLICY_FILES, ignore=(CHECKPOINTS,))
-
-
-def _check_no_revision(revision: str | None, what: str) -> None:
+        raise unknown_name("policy", name, FAMILIES)
     if revision is not None:
-        raise BadValue(f"revision '{revision}' is for Hub ids; {what}")
+        what = "means fresh weights here" if path is None else "is a folder"
+        raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' {what}")
+    return path
 
 
 def _reading(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,20 +307,6 @@ def _reading(settings: Mapping[str, Any]) -> dict[str, Any]:
         "verify": as_annotated(bool, settings.get("verify", True), "verify of VLAPolicy"),
         "options": settings.get("backbone_kwargs") or {},
     }
-
-
-def _means_fresh(family: str, options: Mapping[str, Any]) -> bool:
-    cls = family_class(family)
-    return cls.published is None or cls.wants_fresh(options)
-
-
-def _check_fresh(name: str, request: Request, revision: str | None) -> None:
-    if request.family is not None and family_class(request.family).family != name:
-        raise BadValue(f"policy '{name}' is of family '{name}', got family='{request.family}'; leave family out")
-    _check_no_revision(revision, f"'{name}' means fresh weights here")
-    for setting, value in {"unnorm_key": request.unnorm_key, "dtype": request.dtype}.items():
-        if value is not None:
-            raise BadValue(f"policy '{name}' means fresh weights here, got {setting}='{value}'; leave it out")
 
 
 # Folders ----------------------------------------------------------------------------------------------
@@ -409,15 +373,13 @@ def adapter_folder(folder: Path) -> Path | None:
 
 
 def _find_base(folder: Path, name: str, revision: str | None) -> Path:
-    """The model that the adapter in `folder` names, or that the user names for it."""
     if name == OWN_BASE:
         return folder
     instead = "give the model's folder or Hub id as policy_kwargs base"
-    if name not in FAMILIES and not user_path(name).is_dir() and parse_hub_id(name) is None:
-        raise BadValue(f"the adapter in '{folder}' belongs to the model '{name}', which is not here; {instead}")
-    base = find_checkpoint(name, revision=revision)
+    named = name in FAMILIES or user_path(name).is_dir() or parse_hub_id(name) is not None
+    base = find_checkpoint(name, revision=revision) if named else None
     if base is None:
-        raise BadValue(f"the adapter in '{folder}' names the family '{name}' as its base; {instead}")
+        raise BadValue(f"the adapter in '{folder}' belongs to the model '{name}', which is not here; {instead}")
     if adapter_folder(base) is not None:
         raise BadValue(
             f"the adapter in '{folder}' belongs to '{name}', which is an adapter itself: merge that first "
@@ -427,30 +389,20 @@ def _find_base(folder: Path, name: str, revision: str | None) -> Path:
 
 
 def _own_header(family: type[Backbone], model: ModelFolder, request: Request) -> Header:
-    from vla_policies.actions.sampling import Sampling
     from vla_policies.backbone import Header
 
-    folder, config = model.folder, model.config
+    folder, config = model.folder, dict(model.config)
     where = str(folder / CONFIG_FILE)
-    for key in config:
-        if key not in _CONFIG_KEYS:
-            raise unknown_name(f"setting in {where}", key, _CONFIG_KEYS)
-    if lacking := [key for key in _CONFIG_KEYS if key not in config]:
-        raise BadValue(f"{where} lacks {', '.join(lacking)}; it must have: {', '.join(_CONFIG_KEYS)}")
-    if config["format_version"] != FORMAT_VERSION:
-        raise BadValue(f"{where} has format_version {config['format_version']}, this version reads {FORMAT_VERSION}")
+    if (version := config.pop("format_version", None)) != FORMAT_VERSION:
+        raise BadValue(f"{where} has format_version {shown(version)}, this version reads {FORMAT_VERSION}")
+    header = from_json(Header, config, where)
     if request.family is not None and family_class(request.family) is not family:
         raise BadValue(f"'{folder}' is of family '{family.family}', got family='{request.family}'; leave family out")
     if request.unnorm_key is not None:
         raise BadValue(
             f"family '{family.family}' has no action statistics, got unnorm_key='{request.unnorm_key}'; leave it out"
         )
-    return Header(
-        family=family.family,
-        conventions=from_json(Conventions, config["conventions"], f"conventions of {where}"),
-        sampling=from_json(Sampling, config["sampling"], f"sampling of {where}"),
-        model=family.with_options(config["model"], request.options, str(folder)),
-    )
+    return replace(header, model=family.with_options(header.model, request.options, str(folder)))
 
 
 def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
@@ -466,7 +418,7 @@ def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
     layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
     if layout not in PUBLISHED_LAYOUTS:
         raise BadValue(
-            f"'{folder / CONFIG_FILE}' is neither ours (it lacks {', '.join(_CONFIG_KEYS)}) nor of a known model_type "
+            f"'{folder / CONFIG_FILE}' is neither ours (it lacks format_version and family) nor of a known model_type "
             f"({', '.join(sorted(PUBLISHED_LAYOUTS))}); it says '{layout}'"
         )
     families = PUBLISHED_LAYOUTS[layout]

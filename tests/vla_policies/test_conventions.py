@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
-from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import (
     Conventions,
     check_spaces,
@@ -25,7 +25,7 @@ def test_spaces_and_back(conventions: Conventions) -> None:
 @pytest.mark.parametrize("spec", [None, ARM])
 def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> None:
     specified = replace(conventions, action_spec=spec)
-    assert from_json(Conventions, json.loads(json.dumps(specified.to_json())), "here") == specified
+    assert from_json(Conventions, json.loads(json.dumps(to_json(specified))), "here") == specified
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     [
         ({"family": "nanoo"}, UnknownName, "no policy family .* 'nanoo'"),
         ({"colour": "red"}, UnknownName, "'colour'"),
-        ({"model": None}, BadValue, "config.json lacks model"),
+        ({"model": None}, BadValue, "config.json lacks 'model'"),
         ({"format_version": 2}, BadValue, "format_version 2, this version reads 1"),
         ({"model": {"width": 32, "hat": 1}}, UnknownName, "no setting in model of .* 'hat'"),
         ({"sampling": {"top_k": 2.5}}, BadValue, "top_k of sampling of"),
@@ -135,7 +135,7 @@ def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("name", "options"), [("nano", {}), ("pi0", {"size": "tiny"})])
 def test_fresh_weights_have_no_revision(name: str, options: dict) -> None:
-    with pytest.raises(BadValue, match=f"revision 'main' is for Hub ids; '{name}' means fresh weights"):
+    with pytest.raises(BadValue, match=f"'{name}' means fresh weights here, got revision='main'"):
         VLAPolicy.from_pretrained(name, revision="main", backbone_kwargs=options)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -18,7 +18,7 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import check_tensors, fill
 from vla_policies.conventions import Conventions
 from vla_policies.lora_backbone import LoraBackbone
-from vla_policies.model_folder import ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.heads import ValueHead
 from vla_policies.modules.lora_config import LoraSettings
@@ -34,7 +34,6 @@ from vla_policies.types import PolicyInputs
 class OpenVLAFamily(LoraBackbone):
     """Base of both families; subclasses implement decoding."""
 
-    takes_quantization: ClassVar[bool] = True
     recompute_option: ClassVar[str | None] = "recompute"
     lora_targets: ClassVar[tuple[str, ...] | str] = LORA_TARGETS
     base_settings: ClassVar[Settings]
@@ -104,8 +103,8 @@ class OpenVLAFamily(LoraBackbone):
         """Raise when the family does not support chunks of this length."""
 
     @classmethod
-    def data_sets(cls, model: ModelFolder) -> Collection[str]:
-        return list(read_statistics(model.config, model.places)[0])
+    def facts(cls, model: ModelFolder) -> FolderFacts:
+        return FolderFacts(data_sets=list(read_statistics(model.config, model.places)[0]))
 
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:

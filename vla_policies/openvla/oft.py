@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from vla_policies.checkpoint_io.folder import OWN_KEY, one_file
 from vla_policies.checkpoint_io.weights import fill, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
-from vla_policies.model_folder import ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.openvla.config import OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
@@ -103,16 +104,17 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return False if any(re.search(OPENVLA_NAME, name) for name in model.names) else None
 
     @classmethod
-    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
+    def facts(cls, model: ModelFolder) -> FolderFacts:
+        facts = super().facts(model)
         if OWN_KEY in model.config:
-            return {}
+            return facts
         options: dict[str, Any] = {"head": "l1"} if _place_of(HEAD_FILES, model.places) else {}
         if _place_of(PROJECTOR_FILES, model.places):
             options["use_state"] = True
             trained_on = read_statistics(model.config, model.places)[1]
             if trained_on and all(key.startswith("libero") for key in trained_on):
                 options["cameras"] = LIBERO_CAMERAS
-        return options
+        return replace(facts, trained_options=options)
 
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from vla_policies.checkpoint_io.json_records import as_annotated, to_json
 from vla_policies.checkpoint_io.weights import fill, read_tensors, write_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
-from vla_policies.model_folder import Maker, ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.pi0.checkpoint import (
     IMPLIED,
     has_time_mlp,
@@ -78,17 +78,12 @@ class Pi0Backbone(VLMFlowBackbone):
         return model.config.get("type") == cls.family or has_time_mlp(model.folder) == TRAITS[cls.family].adaptive_norm
 
     @classmethod
-    def maker(cls, model: ModelFolder) -> Maker | None:
-        return maker_of(model)
-
-    @classmethod
-    def stated_options(cls, model: ModelFolder) -> Collection[str]:
-        """RLinf's program reads no `config.json`."""
-        return ("horizon",) if IMPLIED not in model.config and maker_of(model) != "rlinf" else ()
-
-    @classmethod
-    def data_sets(cls, model: ModelFolder) -> Collection[str]:
-        return list(statistics_of(model.folder, model.config))
+    def facts(cls, model: ModelFolder) -> FolderFacts:
+        maker = maker_of(model)
+        # RLinf's program reads no `config.json`.
+        stated = ("horizon",) if IMPLIED not in model.config and maker != "rlinf" else ()
+        data_sets = list(statistics_of(model.folder, model.config))
+        return FolderFacts(maker=maker, stated_options=stated, data_sets=data_sets)
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:

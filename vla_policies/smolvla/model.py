@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,7 +19,7 @@ from vla_policies.checkpoint_io.weights import check_tensors, fill, read_safeten
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
 from vla_policies.lora_backbone import LoraBackbone
-from vla_policies.model_folder import Maker, ModelFolder, Request
+from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.lora import merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.smolvla import checkpoint
@@ -103,12 +103,8 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         return backbone
 
     @classmethod
-    def maker(cls, model: ModelFolder) -> Maker | None:
-        return "lerobot"
-
-    @classmethod
-    def data_sets(cls, model: ModelFolder) -> Collection[str]:
-        return list(checkpoint.statistics_of(model.folder, model.beside))
+    def facts(cls, model: ModelFolder) -> FolderFacts:
+        return FolderFacts(maker="lerobot", data_sets=list(checkpoint.statistics_of(model.folder, model.beside)))
 
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
@@ -178,7 +174,7 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         if saved.preprocessing.tokenizer != WORDS:
             saved = saved.with_tokenizer(checkpoint.VLM_FOLDER)  # the folder's own
         own = {
-            "conventions": self.conventions.to_json(),
+            "conventions": to_json(self.conventions),
             "sampling": config["sampling"],
             "model": to_json(saved),
         }

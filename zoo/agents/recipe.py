@@ -107,10 +107,12 @@ def _open_block(ref: PolicyRef, start_of: StartOf) -> dict[str, Any]:
 
     A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
     """
-    if not ref.published or ref.trained_options.get("head") == "l1" or (ref.request.to_act and ref.maker == "lerobot"):
+    facts = ref.facts
+    by_makers = facts.trained_options.get("head") == "l1" or (ref.request.to_act and facts.maker == "lerobot")
+    if by_makers or not ref.published:
         return {}
     block = start_of(ref.family)
-    stated = ref.stated_options
+    stated = facts.stated_options
     return {**block, "options": {key: value for key, value in block.get("options", {}).items() if key not in stated}}
 
 
@@ -122,8 +124,8 @@ def _fitting_block(ref: PolicyRef, block: Mapping[str, Any], given: Mapping[str,
     key = block.get("unnorm_key")
     if key is None or given.get("unnorm_key", key) != key:
         return {}
-    if key not in ref.data_sets:
-        if ref.data_sets and block.get("options"):
+    if key not in ref.facts.data_sets:
+        if ref.facts.data_sets and block.get("options"):
             _log.warning(
                 f"'{ref.name}' has no action statistics of {key}, which the recipe's start weights have; how those are "
                 f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
@@ -215,7 +217,7 @@ def settings_to_act(
     """
     recipe = recipe_to_act(env, ref.family, by_recipe=by_recipe)
     acting = {name: value for name, value in recipe.items() if name != "policy_kwargs"}
-    maker = ref.maker
+    maker = ref.facts.maker if ref.published else None
     if maker == "rlinf" or ref.name.startswith("RLinf/"):
         options = recipe.get("policy_kwargs", {}).get("backbone_kwargs", {})
         if "num_steps" in options:
