@@ -26,7 +26,7 @@ from zoo.config.settings import Range
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import is_remote
 from zoo.runs.folder import CONFIG_FILE, holds_policy
-from zoo.runs.shipped_agents import local_or_shipped
+from zoo.runs.lookup import local_or_shipped
 from zoo.serving.declaration import ServicePlan
 
 if TYPE_CHECKING:

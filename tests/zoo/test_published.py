@@ -23,7 +23,7 @@ from zoo.config.published import (
 )
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.protocol import EvaluationProtocol
-from zoo.runs.shipped_agents import agents_folder
+from zoo.runs.lookup import agents_folder
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ def test_a_run_brings_its_environment() -> None:
 
 
 def test_a_checkpoint_alone_has_no_environment_unless_told(tmp_path: Path) -> None:
-    from zoo.runs.shipped_agents import local_or_shipped
+    from zoo.runs.lookup import local_or_shipped
 
     folder = tmp_path / "policy"
     folder.mkdir()

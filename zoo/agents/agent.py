@@ -18,10 +18,10 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import can_sample
 from zoo.config.run_config import benchmark_options
-from zoo.evaluation.evaluator import EpisodeRecord, EvaluationEnv, Frame, Predictor, episodes_of, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, Predictor, episodes_of, evaluate
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.runs.folder import RunFolder, folder_name
-from zoo.runs.shipped_agents import is_shipped
+from zoo.runs.lookup import is_shipped
 
 if TYPE_CHECKING:  # they bring torch
     import torch
@@ -158,7 +158,7 @@ def load_policy(
 def play(
     agent: Agent,
     policy: Predictor,
-    envs: EvaluationEnv,
+    envs: VLAVectorEnv,
     *,
     on_frame: Callable[[Frame], None] | None = None,
     on_episode: Callable[[EpisodeRecord], None] | None = None,

@@ -41,8 +41,7 @@ from zoo.evaluation.evaluator import choose_start_states
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name
-from zoo.runs.lookup import find_run, policy_folder
-from zoo.runs.shipped_agents import is_shipped
+from zoo.runs.lookup import find_run, is_shipped, policy_folder
 from zoo.yaml_text import read_yaml_mapping
 
 if TYPE_CHECKING:  # it brings a protocol's packages

@@ -13,8 +13,7 @@ from zoo.cli.arguments import RUN_ALGORITHMS, flag_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.hub.download import is_remote
 from zoo.runs.folder import RunFolder, folder_name, holds_policy
-from zoo.runs.lookup import find_run, newest_run
-from zoo.runs.shipped_agents import agents_folder, agents_for
+from zoo.runs.lookup import agents_folder, agents_for, find_run, newest_run
 
 _OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpoint")
 

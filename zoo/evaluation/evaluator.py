@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +11,7 @@ import numpy as np
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState, Task
+from vla_gym.vector.vector_env import VLAVectorEnv
 
 
 class Predictor(Protocol):
@@ -30,18 +29,6 @@ class NoisePredictor(Predictor, Protocol):
 
     def predict_with_noise(self, observation: Any, noise: Any, *, deterministic: bool = False) -> np.ndarray:
         """Actions `[B, K, A]` for a batch of observations."""
-
-
-class EvaluationEnv(Protocol):
-    """The part of `VLAVectorEnv` (autoreset DISABLED) that evaluation needs."""
-
-    num_envs: int
-
-    def reset(self, *, options: Mapping[str, Any] | None = None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Begin the episodes of `options`: reset_mask, task_id and trial_id."""
-
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[str, Any]]:
-        """One decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +53,6 @@ class EpisodeRecord:
     """Hash of the simulator state it began in; "" where it was not kept."""
     round: int = 0
     """How often an evaluation had played the start state before."""
-
-    @classmethod
-    def from_info(
-        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int, start_state: str = "", round: int = 0
-    ) -> EpisodeRecord:
-        """Return the record of one environment's `info["episode"]` of `vla_gym`."""
-        return cls(
-            task_id=task_id,
-            trial_id=trial_id,
-            success_once=bool(stats["success_once"]),
-            success_at_end=bool(stats["success_at_end"]),
-            total_reward=float(stats["return"]),
-            length=int(stats["length"]),
-            seconds=float(stats.get("seconds", 0.0)),
-            start_state=start_state,
-            round=round,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +114,7 @@ def tasks_of(env_ids: Sequence[str], tasks: Sequence[Task]) -> list[int]:
 
 def evaluate(
     policy: Predictor,
-    envs: EvaluationEnv,
+    envs: VLAVectorEnv,
     start_states: Sequence[StartState],
     *,
     deterministic: bool = True,
@@ -160,28 +130,41 @@ def evaluate(
     with its worker (`on_worker_error="restart"`) is run again; `envs` gives up by itself. Random numbers of a
     `NoisePredictor` follow from `seed`, start state, round and decision alone; others draw their own.
     """
-    played = episodes_of(start_states, rounds)
-    if envs.num_envs > len(played):
-        raise ValueError(f"{envs.num_envs} environments for {len(played)} episodes")
-    decide = _Decider(policy, deterministic=deterministic, seed=seed)
-    blocks = _blocks(len(played), envs.num_envs)
-    current = [block.popleft() for block in blocks]
-    obs, infos = envs.reset(options=_reset_options(played, current, np.ones(envs.num_envs, dtype=bool)))
-    hashes = list(infos["start_state"])
-    solved_N = np.zeros(envs.num_envs, dtype=bool)
-    live_N = np.ones(envs.num_envs, dtype=bool)
-    decision_N = np.zeros(envs.num_envs, dtype=int)
+    played, num_envs = episodes_of(start_states, rounds), envs.num_envs
+    if num_envs > len(played):
+        raise ValueError(f"{num_envs} environments for {len(played)} episodes")
+    bounds = np.arange(num_envs + 1) * len(played) // num_envs
+    current_N, end_N = bounds[:-1].copy(), bounds[1:]
+    live_N, begins_N = np.ones(num_envs, dtype=bool), np.ones(num_envs, dtype=bool)
+    solved_N, decision_N = np.zeros(num_envs, dtype=bool), np.zeros(num_envs, dtype=int)
     done: dict[int, EpisodeRecord] = {}
-    begins_N = live_N.copy()
     actions: np.ndarray | None = None
+
+    def show(mask_N: np.ndarray) -> None:
+        if on_frame is None:
+            return
+        for env in np.flatnonzero(mask_N).tolist():
+            episode, image = int(current_N[env]), obs["image"][env]
+            on_frame(
+                Frame(env=env, episode=episode, image=image, success=bool(solved_N[env]), first=bool(begins_N[env]))
+            )
+
     while True:
-        _show(on_frame, obs, current, solved_N, live_N, begins_N)
+        if begins_N.any():
+            starts = [played[index][0] for index in current_N]
+            chosen = {name: np.array([getattr(start, name) for start in starts]) for name in ("task_id", "trial_id")}
+            obs, infos = envs.reset(options={"reset_mask": begins_N.copy(), **chosen})
+            hashes = list(infos["start_state"])
+            solved_N[begins_N] = False
+            decision_N[begins_N] = 0
+        show(live_N)
         begins_N[:] = False
         live = np.flatnonzero(live_N)
-        chosen = decide(observation_rows(obs, live), [(*played[current[n]], int(decision_N[n])) for n in live])
+        decisions = [(*played[current_N[env]], int(decision_N[env])) for env in live]
+        decided = _decide(policy, observation_rows(obs, live), decisions, deterministic=deterministic, seed=seed)
         if actions is None:
-            actions = np.zeros((envs.num_envs, *chosen.shape[1:]), dtype=np.float32)
-        actions[live_N] = chosen
+            actions = np.zeros((num_envs, *decided.shape[1:]), dtype=np.float32)
+        actions[live_N] = decided
         decision_N += 1
         obs, _, terminated_N, truncated_N, infos = envs.step(actions)
         solved_N |= infos["success"].astype(bool)
@@ -189,30 +172,28 @@ def evaluate(
         if not ended_N.any():
             continue
         lost_N = ended_N & infos["lost"]
-        _show(on_frame, obs, current, solved_N, ended_N & ~lost_N, begins_N)
+        show(ended_N & ~lost_N)
         for env in np.flatnonzero(ended_N & ~lost_N).tolist():
-            start, number = played[current[env]]
-            episode = done[current[env]] = EpisodeRecord.from_info(
-                {name: value[env] for name, value in infos["episode"].items()},
+            start, number = played[current_N[env]]
+            stats = {name: value[env] for name, value in infos["episode"].items()}
+            episode = done[int(current_N[env])] = EpisodeRecord(
                 task_id=start.task_id,
                 trial_id=start.trial_id,
+                success_once=bool(stats["success_once"]),
+                success_at_end=bool(stats["success_at_end"]),
+                total_reward=float(stats["return"]),
+                length=int(stats["length"]),
+                seconds=float(stats["seconds"]),
                 start_state=hashes[env],
                 round=number,
             )
             if on_episode is not None:
                 on_episode(episode)
-        again_N = lost_N | (ended_N & np.array([bool(block) for block in blocks]))
-        live_N &= ~ended_N | again_N
+        begins_N = lost_N | (ended_N & (current_N + 1 < end_N))
+        live_N &= ~ended_N | begins_N
         if not live_N.any():
             return [done[index] for index in range(len(played))]
-        if again_N.any():
-            for env in np.flatnonzero(again_N & ~lost_N).tolist():
-                current[env] = blocks[env].popleft()
-            obs, infos = envs.reset(options=_reset_options(played, current, again_N))
-            hashes = list(infos["start_state"])
-            solved_N &= ~again_N
-            decision_N[again_N] = 0
-            begins_N = again_N
+        current_N += begins_N & ~lost_N
 
 
 def episodes_of(start_states: Sequence[StartState], rounds: int) -> list[tuple[StartState, int]]:
@@ -220,23 +201,21 @@ def episodes_of(start_states: Sequence[StartState], rounds: int) -> list[tuple[S
     return [(start, number) for start in start_states for number in range(rounds)]
 
 
-class _Decider:
-    """Chooses the actions of some episodes' next decisions, in NumPy."""
+def _decide(
+    policy: Predictor,
+    obs: Mapping[str, Any],
+    decisions: Sequence[tuple[StartState, int, int]],
+    *,
+    deterministic: bool,
+    seed: int,
+) -> np.ndarray:
+    """Return the actions of some episodes' next `decisions`: start state, round and number of each."""
+    if not isinstance(policy, NoisePredictor):
+        return policy.predict(obs, deterministic=deterministic)[0]
+    from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise  # brings torch
 
-    def __init__(self, policy: Predictor, *, deterministic: bool, seed: int) -> None:
-        self._policy, self._deterministic, self._seed = policy, deterministic, seed
-
-    def __call__(self, obs: Mapping[str, Any], episodes: Sequence[tuple[StartState, int, int]]) -> np.ndarray:
-        """`episodes`: start state, round and number of the decision for each row of `obs`."""
-        if not isinstance(self._policy, NoisePredictor):
-            return self._policy.predict(obs, deterministic=self._deterministic)[0]
-        from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise  # brings torch
-
-        decisions = [
-            EpisodeDecision(start.task_id, start.trial_id, number, decision) for start, number, decision in episodes
-        ]
-        noise = EpisodeNoise(self._seed, decisions)
-        return self._policy.predict_with_noise(obs, noise, deterministic=self._deterministic)
+    named = [EpisodeDecision(start.task_id, start.trial_id, *others) for start, *others in decisions]
+    return policy.predict_with_noise(obs, EpisodeNoise(seed, named), deterministic=deterministic)
 
 
 def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -> dict[str, Any]:
@@ -245,40 +224,3 @@ def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -
         key: value[np.asarray(envs)] if isinstance(value, np.ndarray) else tuple(value[env] for env in envs)
         for key, value in obs.items()
     }
-
-
-def _blocks(num_episodes: int, num_envs: int) -> list[deque[int]]:
-    bounds = [env * num_episodes // num_envs for env in range(num_envs + 1)]
-    return [deque(range(low, high)) for low, high in itertools.pairwise(bounds)]
-
-
-def _reset_options(
-    played: Sequence[tuple[StartState, int]], current: Sequence[int], mask_N: np.ndarray
-) -> dict[str, np.ndarray]:
-    return {
-        "reset_mask": mask_N.copy(),
-        "task_id": np.array([played[index][0].task_id for index in current]),
-        "trial_id": np.array([played[index][0].trial_id for index in current]),
-    }
-
-
-def _show(
-    on_frame: Callable[[Frame], None] | None,
-    obs: Mapping[str, Any],
-    current: Sequence[int],
-    solved_N: np.ndarray,
-    mask_N: np.ndarray,
-    begins_N: np.ndarray,
-) -> None:
-    if on_frame is None:
-        return
-    for env in np.flatnonzero(mask_N).tolist():
-        on_frame(
-            Frame(
-                env=env,
-                episode=current[env],
-                image=obs["image"][env],
-                success=bool(solved_N[env]),
-                first=bool(begins_N[env]),
-            )
-        )

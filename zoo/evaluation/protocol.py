@@ -30,13 +30,12 @@ class EvaluationProtocol:
 
     def __post_init__(self) -> None:
         """Raises `BadValue` for numbers that cannot be, and for settings of drawn actions where none are drawn."""
-        if self.temperature is not None and not self.temperature > 0:
-            raise BadValue(f"temperature must be > 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 0:
-            raise BadValue(f"top_k must be >= 0 (0 = all tokens), got {self.top_k}")
-        if self.rounds < 1:
-            raise BadValue(f"rounds must be at least 1, got {self.rounds}")
-        if not self.sample and (self.temperature is not None or self.top_k is not None):
+        if not (self.temperature is None or self.temperature > 0) or (self.top_k or 0) < 0 or self.rounds < 1:
+            raise BadValue(
+                f"temperature must be > 0, top_k >= 0 (0 = all tokens) and rounds >= 1, got {self.temperature}, "
+                f"{self.top_k} and {self.rounds}"
+            )
+        if not self.sample and self.sampling:
             raise BadValue("temperature and top_k are of sampled actions, and these are to be deterministic")
 
     @property

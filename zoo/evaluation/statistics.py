@@ -30,9 +30,7 @@ class Rate:
     label: str
     """Task or suite."""
     successes: int
-    """k."""
     episodes: int
-    """n."""
     start_states: int | None = None
     """Different start states among them; None = all."""
     effective: float | None = None
@@ -171,9 +169,7 @@ class Comparison:
     """The same start states before and after."""
 
     before: Rate
-    """Of the first policy."""
     after: Rate
-    """Of the second."""
     differences: tuple[int, ...]
     """Rounds that the second solves more than the first, of each start state."""
     rounds: int = 1
@@ -208,8 +204,8 @@ def sign_flip_exact(differences: Sequence[int]) -> float:
     start state need not be independent. Differences of -1, 0 and 1 alone give McNemar's exact test (1947).
     """
     sizes = Counter(abs(difference) for difference in differences if difference)
+    # To come to each sum, from the lowest to the highest in steps of 1; integers of any size.
     ways = np.array([1], dtype=object)
-    """To come to each sum, from the lowest to the highest in steps of 1; integers of any size."""
     for size, number in sizes.items():
         coins = np.zeros(2 * size * number + 1, dtype=object)
         coins[:: 2 * size] = [math.comb(number, heads) for heads in range(number + 1)]
@@ -223,8 +219,6 @@ def binomial_exact(successes: int, episodes: int, rate: float) -> float:
 
     The sum of all such probabilities, counting those within 1e-7 of this one's as equal, as R and SciPy do.
     """
-    if not (0 <= successes <= episodes and episodes >= 1 and 0 <= rate <= 1):
-        raise ValueError(f"need 0 <= successes <= episodes and 0 <= rate <= 1, got {successes}, {episodes}, {rate}")
     if rate in (0.0, 1.0):
         return 1.0 if successes == rate * episodes else 0.0
     whole, up, down = math.lgamma(episodes + 1), math.log(rate), math.log1p(-rate)

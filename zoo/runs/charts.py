@@ -188,20 +188,18 @@ def _draw_evaluations(axes: Any, points: Sequence[EvaluationPoint], **style: Any
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One metric over the run; without numbers it is left out."""
+    """The metric `key` over the run; without numbers it is left out.
+
+    The axis ends at `low` and `high`, and is fitted where they are None. `normal` is the normal range in words, as
+    docs/algorithms.md has it, `limit` its end, drawn where the axis reaches it.
+    """
 
     title: str
-    """With its unit."""
     key: str
-    """Metric."""
     low: float | None = None
-    """Lower end of the axis; None fits it."""
     high: float | None = None
-    """Upper end."""
     normal: str = ""
-    """Normal range in words, as docs/algorithms.md has it."""
     limit: float | None = None
-    """End of the normal range, drawn where the axis reaches it."""
 
 
 CHARTS = (

@@ -63,7 +63,6 @@ class ScreenTable(KVWriter, SeqWriter):
         self._rows = 0
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Print a row if the update has metrics of training."""
         if not any(key.startswith("train/") for key in key_values):
             return
         if self._rows % _ROWS_PER_HEADING == 0:
@@ -75,7 +74,6 @@ class ScreenTable(KVWriter, SeqWriter):
         _logger.info(" ".join([f"{step:>10}", *cells]).rstrip())
 
     def write_sequence(self, sequence: Sequence[str]) -> None:
-        """Print a line of `logger.info`."""
         _logger.info(" ".join(sequence))
 
     def close(self) -> None:
@@ -95,11 +93,9 @@ class JsonLines(KVWriter):
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Write one line."""
         self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -161,12 +157,10 @@ class TrackerWriter(KVWriter):
         self._tracker: Any | None = tracker
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Log the numbers of one update at its simulator step."""
         numbers = {key: value for key, value in plain_numbers(key_values).items() if value is not None}
         self._guarded(lambda tracker: tracker.log(numbers, step=step))
 
     def close(self) -> None:
-        """Finish the tracker's run."""
         self._guarded(lambda tracker: tracker.finish())
         self._tracker = None
 

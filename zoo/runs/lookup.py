@@ -1,4 +1,10 @@
-"""Find a run, its policy, or the checkpoint to resume from: what `-i` selects."""
+"""Find a run, its policy, or the checkpoint to resume from: what `-i` selects; and the trained agents.
+
+The agents are a distribution of their own, `vla-zoo-agents` (the extra `agents`), and in a checkout its folder
+`agents/`: `agents/<algo>/<env>/`, each a policy with its run's files. `-i agents/ppo/MetaWorld-window-close` and
+`--policy agents/sft/MetaWorld-window-close` work anywhere: a path that begins with `agents/` and is not here means
+theirs. `benchmarks/agents.py` trains them all.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +12,33 @@ import difflib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, MissingDependency, VLAZooError, unknown_name
+from vla_gym.reading import user_path
+from vla_gym.registry import find_benchmark
+from vla_gym.system.extras import install_command
 from zoo.config.gym_packages import import_packages_of
 from zoo.files import quoted, recover_folders
 from zoo.runs.folder import (
     ARGS_FILE,
     CONFIG_FILE,
+    POLICY_CONFIG_FILE,
     RunFolder,
     holds_policy,
     run_number,
     step_of,
 )
-from zoo.runs.shipped_agents import local_or_shipped
+from zoo.yaml_text import read_yaml
 
 TRAINING, FINETUNING = "zoo.train", "zoo.sft"
 """The commands that make runs."""
+PREFIX = "agents"
+STAGES = ("grpo", "ppo", "sft")
+"""Folders of agents, the further trained first."""
+_DISTRIBUTION = "vla_zoo_agents"
+_CHECKOUT = Path(__file__).parents[2] / PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,3 +174,72 @@ def _must_exist(path: Path) -> None:
         hint = f" Did you mean '{path.parent / near[0]}'?" if near else ""
         there = ", ".join(siblings[:12]) or "no folders"
         raise BadValue(f"no folder '{path}'. In '{path.parent}' there are: {there}.{hint}")
+
+
+# Trained agents -------------------------------------------------------------------------------------------
+
+
+def agents_folder() -> Path | None:
+    """Return the folder of the agents: of this checkout, else of the installed distribution; None without either."""
+    # Another project's package may be called `agents`, too.
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        return _CHECKOUT
+    found = find_spec(_DISTRIBUTION)
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def local_or_shipped(name: str) -> Path:
+    """`name` as a path here; where nothing is there and it begins with `agents/`, that of a trained agent.
+
+    Raises `UnknownName` for an agent that does not exist and `MissingDependency` where none are installed.
+    """
+    here = user_path(name)
+    if here.exists() or here.parts[:1] != (PREFIX,):
+        return here
+    root = agents_folder()
+    if root is None:
+        raise MissingDependency(
+            f"no folder '{name}' here, and the trained agents are not installed. Install them with: "
+            f"{install_command('agents')}"
+        )
+    shipped = root.joinpath(*here.parts[1:])
+    if not shipped.exists():
+        raise unknown_name("agent", name, find_agents())
+    return shipped
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether the path lies among the trained agents, in a checkout too; nothing is written there."""
+    root = agents_folder()
+    return root is not None and root.resolve() in path.expanduser().resolve().parents
+
+
+def find_agents() -> list[str]:
+    """Names of the trained agents (`agents/<algo>/<env>`), the further trained first; none where none are installed."""
+    root = agents_folder()
+    if root is None:
+        return []
+    return [
+        f"{PREFIX}/{stage}/{folder.name}"
+        for stage in STAGES
+        for folder in sorted((root / stage).glob("*"))
+        if (folder / POLICY_CONFIG_FILE).is_file()
+    ]
+
+
+def agents_for(env_id: str) -> list[str]:
+    """Shipped agents that were trained on every task of `env_id`.
+
+    Those of that very environment come first, then those of a suite it is a part of (`MetaWorld/reach` is a task
+    of `MetaWorld-MT10`); among either the further trained. Agents of benchmarks that are not installed are left out.
+    """
+    wanted, trained_on = _tasks(env_id), {}
+    for agent in find_agents():
+        with suppress(MissingDependency):
+            trained_on[agent] = _tasks(str(read_yaml(local_or_shipped(agent) / CONFIG_FILE)["env"]))
+    able = [agent for agent, tasks in trained_on.items() if wanted <= tasks]
+    return sorted(able, key=lambda agent: len(trained_on[agent]))
+
+
+def _tasks(env_id: str) -> frozenset[tuple[str, str]]:
+    return frozenset((task.suite, task.name) for task in find_benchmark(env_id).tasks)

@@ -33,20 +33,18 @@ _ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """The finished training episodes of one run, in the order they ended; one entry each, `[E]`."""
+    """The finished training episodes of one run, in the order they ended; one entry each, float64 or int64 `[E]`."""
 
     steps: np.ndarray
-    """Simulator steps of the whole run when it ended, int64."""
+    """Simulator steps of the whole run when it ended."""
     seconds: np.ndarray
-    """Seconds since the run began, without those between a stop and its resume, float64."""
+    """Seconds since the run began, without those between a stop and its resume."""
     success: np.ndarray
-    """Solved at any step, 0 or 1, float64."""
+    """1: solved at any step."""
     reward: np.ndarray
-    """Sum of rewards, float64."""
     length: np.ndarray
-    """Simulator steps of the episode, float64."""
+    """Simulator steps of the episode."""
     task_id: np.ndarray
-    """Index into the benchmark's tasks, int64."""
 
 
 class MonitorFile:
@@ -86,7 +84,6 @@ class MonitorFile:
 
 
 def _read(path: Path) -> tuple[float, list[list[str]]]:
-    """When the run began, and the rows under the names of the columns."""
     try:
         head, *table = monitor_lines(path)
         began = float(parse_json(head.lstrip("#"), path)["t_start"])

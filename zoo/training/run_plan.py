@@ -21,8 +21,7 @@ from zoo.config.memory_plan import ROLES, Rank, check_quantization, need_lines, 
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
-from zoo.runs.lookup import ResumePoint
-from zoo.runs.shipped_agents import agents_for
+from zoo.runs.lookup import ResumePoint, agents_for
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.errors import MissingDependency, UnknownName
 from zoo import enjoy
 from zoo.cli.main import guarded
-from zoo.runs import shipped_agents as agents
-from zoo.runs.shipped_agents import agents_folder, agents_for, find_agents, is_shipped, local_or_shipped
+from zoo.runs import lookup as agents
+from zoo.runs.lookup import agents_folder, agents_for, find_agents, is_shipped, local_or_shipped
 
 
 @pytest.fixture
