@@ -203,7 +203,6 @@ class Source:
     """An expert or a policy that acts; nothing heavy has been loaded for it."""
 
     env: str
-    """Environment id."""
     benchmark: Benchmark
     settings: Mapping[str, Any]
     """JSON values that decide what an episode holds."""
@@ -221,8 +220,8 @@ def _source(args: argparse.Namespace) -> Source:
         raise BadValue("--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on")
     if args.student is not None and not args.expert:
         raise BadValue("--student needs --expert, which takes over from it; a policy alone is recorded with -i RUN")
-    if args.student_share is not None and args.student is None:
-        raise BadValue("--student-share is for --student RUN; leave it out")
+    if args.student is None:
+        _refuse(args, ["student_share"], "is for --student RUN; leave it out")
     if args.env is None and args.run is None and args.student is None and not is_server(args.policy):
         raise BadValue("--env is missing: say where to collect, e.g. --env MetaWorld/reach")
     if args.env is not None:
@@ -253,9 +252,8 @@ def expert_source(args: argparse.Namespace) -> Source:
             "--rounds plays every start state again, and an expert without --noise or --wander does the same each time"
         )
     given = check_settings("ppo", key_values(args.params), "-params")
-    for name in given:
-        if name not in ENV_OPTIONS or name in _UNUSED:
-            raise BadValue(f"-params {name}: collecting takes settings of the environment's images and protocol only")
+    if others := [name for name in given if name not in ENV_OPTIONS or name in _UNUSED]:
+        raise BadValue(f"-params {others[0]}: collecting takes settings of the environment's images and protocol only")
     values = load_hyperparams("ppo", args.env, args.policy or "nano").values
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
     options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED) | task_options(args)
@@ -313,9 +311,8 @@ def student_source(args: argparse.Namespace) -> Source:
 
 def policy_source(args: argparse.Namespace) -> Source:
     """Return a run's or another policy, in the images it was trained on."""
-    for name in ("noise", "wander"):
-        if getattr(args, name):
-            raise BadValue(f"--{name} is for --expert; a policy's own sampling is --stochastic")
+    if given := next((name for name in ("noise", "wander") if getattr(args, name)), None):
+        raise BadValue(f"--{given} is for --expert; a policy's own sampling is --stochastic")
     agent = plan_rollout(args, episodes=None)
     advantages = {
         "gamma": GAMMA if args.gamma is None else args.gamma,
@@ -344,7 +341,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     )
 
 
-def _settings(env: str, options: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def _settings(env: str, options: Mapping[str, object], args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides an episode of any source, of the environment without what does not change its images."""
     ignored = ("num_workers", "on_worker_error")
     recorded = {name: value for name, value in sorted(options.items()) if name not in ignored}

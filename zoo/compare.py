@@ -72,11 +72,11 @@ def run(argv: Sequence[str]) -> int:
             raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
     before = [read_results(path) for path in before_files]
     after = [read_results(path) for path in after_files] if after_files else [play(args, before)]
-    if len({side.deterministic for side in (*before, *after)}) > 1:
+    if len({bool(side.record["deterministic"]) for side in (*before, *after)}) > 1:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
         )
-    outcomes = [first_rounds(_together(sides), args.rounds) for sides in (before, after)]
+    outcomes = [first_rounds(outcomes_of([side.record for side in sides]), args.rounds) for sides in (before, after)]
     print(comparison_table(compare(*outcomes)))
     tasks = compare_tasks(*outcomes)
     if len(tasks) > 1:
@@ -105,11 +105,6 @@ class Results:
     """<environment>/<task id> -> the task's name."""
     conditions: Mapping[str, frozenset[str]]
     """Kind -> what the episodes were played under; none where the file does not say."""
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether its actions were deterministic."""
-        return bool(self.record["deterministic"])
 
 
 def read_results(path: str) -> Results:
@@ -147,10 +142,6 @@ def _results(file: Path, record: Mapping[str, Any]) -> Results:
         )
 
 
-def _together(sides: Sequence[Results]) -> Outcomes:
-    return outcomes_of([side.record for side in sides])
-
-
 def play(args: argparse.Namespace, before: Sequence[Results]) -> Results:
     """Evaluate `--policy` from the start states of a result and by its protocol; write and return the results."""
     if len(before) > 1:
@@ -163,8 +154,8 @@ def play(args: argparse.Namespace, before: Sequence[Results]) -> Results:
     with content_of(side.file):
         flags = parser.parse(_flags_of(side.record, args))
         states = dict.fromkeys((int(one["task_id"]), int(one["trial_id"])) for one in side.record["episodes"])
-    agent = plan_rollout(flags, episodes=None)
     starts = tuple(StartState(task_id=task, trial_id=trial) for task, trial in states)
+    agent = plan_rollout(flags, episodes=None)
     agent = replace(agent, start_states=starts, num_envs=min(agent.num_envs, len(starts) * agent.protocol.rounds))
     output = check_destination(Path(args.output or "compared.json"))
     if output.exists() and output.samefile(side.file):

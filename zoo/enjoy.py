@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from vla_gym.specs import Task
 from vla_gym.system.paths import check_destination
 from vla_gym.video import caption
-from zoo.agents.agent import open_agent, play
+from zoo.agents.agent import Agent, open_agent, play
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
@@ -47,31 +49,32 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
+    watch(args, WATCHED_VIDEO, elsewhere="enjoy", windowed=True, rendered=not args.no_render)
+    return 0
+
+
+def watch(args: argparse.Namespace, name: str, *, elsewhere: str, windowed: bool, rendered: bool = True) -> None:
+    """Play an agent's episodes and print what became of them, in a window or, where there is none, as an mp4.
+
+    Without `-o` the mp4 is `name` in the run folder or, for other policies, named after `elsewhere`, agent and
+    environment.
+    """
+    args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = plan.video_file(WATCHED_VIDEO, elsewhere="enjoy")
-    output = Path(args.output) if args.output else default
-    if not args.no_render:
+    output = Path(args.output) if args.output else plan.video_file(name, elsewhere=elsewhere)
+    if rendered:
         check_destination(output, suffix=".mp4")
 
     policy, envs = open_agent(plan)
     title, fps = f"{plan.policy.name} on {plan.env}", float(envs.metadata["render_fps"])
-    print(title)
-    tasks = envs.benchmark.tasks
-    sentences = [tasks[start.task_id].instruction for start in plan.episodes]
-    window = None if args.no_render else open_window(title, fps=fps)
-    video = None if args.no_render or (window and not args.output) else output
-    show = _Show(sentences, window, recorded=video is not None)
+    print(title, flush=True)
+    window = open_window(title, fps=fps) if windowed and rendered else None
+    video = output if rendered and (args.output or not window) else None
+    show = _Show(plan, envs.benchmark.tasks, window, recorded=video is not None)
     try:
         with show.recorder.kept(video, fps=fps):
-            episodes = play(
-                plan,
-                policy,
-                envs,
-                on_frame=show.add,
-                on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
-            )
+            episodes = play(plan, policy, envs, on_frame=show.add, on_episode=show.end)
     finally:
         envs.close()
         if window:
@@ -81,16 +84,17 @@ def run(argv: Sequence[str]) -> int:
     print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
     if video:
         show.recorder.write(video, fps=fps)
-        print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {video}")
-    return 0
+        missed = windowed and not window
+        print(f"{'no window can be shown here; ' if missed else ''}the episodes as a video: {video}")
 
 
 class _Show:
     """The environments' present frames side by side in a window, a video, and a line for each episode."""
 
-    def __init__(self, sentences: Sequence[str], window: Window | None, *, recorded: bool) -> None:
+    def __init__(self, plan: Agent, tasks: Sequence[Task], window: Window | None, *, recorded: bool) -> None:
+        sentences = [tasks[start.task_id].instruction for start in plan.episodes]
         self.recorder = EvaluationVideo(sentences, max_episodes=len(sentences) if recorded else 0)
-        self._sentences, self._window = sentences, window
+        self._sentences, self._tasks, self._window = sentences, tasks, window
         self._tiles: dict[int, np.ndarray] = {}
         self._ended = 0
 
@@ -103,10 +107,11 @@ class _Show:
         self._tiles[frame.env] = caption(frame.image, sentence, success=frame.success, over=False)
         self._window.show(np.hstack([self._tiles[env] for env in sorted(self._tiles)]))
 
-    def end(self, episode: EpisodeRecord, sentence: str) -> None:
+    def end(self, episode: EpisodeRecord) -> None:
         """Print the line of an episode that has ended."""
         self._ended += 1
         outcome = "solved" if episode.success_once else "not solved"
+        sentence = self._tasks[episode.task_id].instruction
         print(f"{self._ended}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True)
 
 

@@ -41,7 +41,6 @@ from zoo.cli.arguments import (
     seed,
 )
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.run_flags import has_ended, resolve_new_finetuning
 from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.config.run_config import RunConfig, sft_config
@@ -186,7 +185,7 @@ def _checked(rounds: Rounds) -> RunConfig:
         raise BadValue("--episodes 0 collects nothing: give a --dataset to learn from, --rounds 1 and more of -n")
     parquet()
     number = max(1, len(rounds.done))
-    config = resolve_new_finetuning(sft.parser().parse(rounds.learning(number)))
+    config = sft.resolve_new_finetuning(sft.parser().parse(rounds.learning(number)))
     for dataset in args.dataset:
         check_weighable(user_path(dataset), sft_config(config).weight)
     if args.episodes:
@@ -238,10 +237,10 @@ def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | N
             if run.saved_steps():
                 args = rounds.args
                 sft.run(_as_flags({"resume": run.path, "device": args.device, "num_threads": args.num_threads}))
-            elif not has_ended(run):
+            elif not sft.has_ended(run):
                 shutil.rmtree(folder / "sft", ignore_errors=True)
                 sft.run(rounds.learning(number))
-            if not has_ended(rounds.run_of(number)):
+            if not sft.has_ended(rounds.run_of(number)):
                 return None
         except NothingToWeigh:
             if not rounds.args.episodes:
@@ -375,7 +374,7 @@ class Rounds:
         return str(run.best)
 
 
-def _as_flags(flags: Mapping[str, Any]) -> list[str]:
+def _as_flags(flags: Mapping[str, object]) -> list[str]:
     """Return flags of a command by the names that argparse stores them under."""
     words: list[str] = []
     for name, value in flags.items():

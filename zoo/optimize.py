@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from vla_gym.errors import BadValue, MissingDependency, shown
+from vla_gym.errors import BadValue, MissingDependency, shortened, shown
 from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import check_alone, guarded
@@ -32,7 +32,7 @@ from zoo.cli.run_flags import check_services, resolve_new_run
 from zoo.config.algorithm_configs import ALGORITHMS, SearchSpace, check_algorithm
 from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import RunConfig, to_plain
-from zoo.config.settings import Seed, annotations_of, check_fields, check_value, yaml_line
+from zoo.config.settings import Options, Seed, Settings, annotations_of, check_fields, check_value, yaml_line
 from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
@@ -53,7 +53,6 @@ _SETTINGS = "settings"
 """Attribute of a study with the settings that its trials share."""
 _MAY_CHANGE = ("seed", "device", "num_threads")
 """Fields of `RunConfig` that do not make another search; the seeds of all runs are compared by themselves."""
-_MOST_SHOWN = 4
 _TRIAL = """
 import sys
 from vla_gym.system.child import end_with_parent
@@ -85,17 +84,12 @@ class Search:
     """The part that all trials share."""
 
     algo: str
-    """Algorithm."""
     env: str
-    """Environment id."""
     n_timesteps: int
-    """Simulator steps of a run."""
     seeds: tuple[int, ...]
-    """Seeds of a trial's runs."""
+    """Of a trial's runs."""
     space: SearchSpace
-    """The settings to draw."""
     log_folder: Path
-    """Where run folders go."""
     flags: tuple[str, ...]
     """Further flags of `zoo.train`."""
 
@@ -109,9 +103,8 @@ class Search:
 
         Raises `BadValue` with the run's own last line when one fails.
         """
-        drawn = draw(trial, self.space)
-        reached = [self._run(drawn, seed, self.folder / f"trial_{trial.number}") for seed in self.seeds]
-        return statistics.mean(reached)
+        drawn, folder = draw(trial, self.space), self.folder / f"trial_{trial.number}"
+        return statistics.mean(self._run(drawn, seed, folder) for seed in self.seeds)
 
     def check(self) -> RunConfig:
         """Raise for what no run could start with, as `zoo.train` would; nothing is written for it.
@@ -132,15 +125,14 @@ class Search:
             raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
         return config
 
-    def argv(self, seed: int, folder: Path, drawn: Mapping[str, Any]) -> list[str]:
+    def argv(self, seed: int, folder: Path, drawn: Mapping[str, object]) -> list[str]:
         """Return the flags of `zoo.train` for a run with the drawn settings."""
         argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
-        params = ["-params", *as_pairs(drawn)] if drawn else []
-        return [*argv, "-f", str(folder), *self.flags, *params]
+        return [*argv, "-f", str(folder), *self.flags, *(["-params", *as_pairs(drawn)] if drawn else [])]
 
     def settings(self, config: RunConfig) -> dict[str, str]:
         """Return the settings that all trials of a study share, in YAML; `config` is of one of its runs."""
-        flat: dict[str, Any] = {}
+        flat: Settings = {}
         for name, value in to_plain(config).items():
             parts = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{name}.{key}".rstrip("."): part for key, part in parts}
@@ -148,11 +140,10 @@ class Search:
         drawn = {f"space of {name}": yaml_line(kind) for name, kind in self.space.items()}
         return {**shared, "seeds": yaml_line(list(self.seeds)), **drawn}
 
-    def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
+    def _run(self, drawn: dict[str, object], seed: int, folder: Path) -> float:
         from zoo.runs.monitor import read_evaluations
 
-        before = set(folder.glob(f"{self.algo}/*"))
-        argv = self.argv(seed, folder, drawn)
+        before, argv = set(folder.glob(f"{self.algo}/*")), self.argv(seed, folder, drawn)
         exit_code, said = _trained(argv)
         if exit_code:
             last = (said.strip().splitlines() or ["no message"])[-1]
@@ -275,7 +266,7 @@ def completed_trials(study: Any) -> list[Any]:
     return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
 
 
-def draw(trial: Any, space: SearchSpace) -> dict[str, Any]:
+def draw(trial: Any, space: SearchSpace) -> Settings:
     """Return one value of every setting, as Optuna's sampler suggests."""
     for name, kind in space.items():
         if isinstance(kind, Mapping):
@@ -297,17 +288,16 @@ def _check_settings(search: Search, study: Any, settings: Mapping[str, str]) -> 
         if noted.get(name) != settings.get(name)
     ]
     if others:
-        more = f"; and {len(others) - _MOST_SHOWN} more" if len(others) > _MOST_SHOWN else ""
         raise BadValue(
-            f"{search.folder} holds a search with other settings: {'; '.join(others[:_MOST_SHOWN])}{more}. Go on with "
+            f"{search.folder} holds a search with other settings: {shortened('; '.join(others), 400)}. Go on with "
             "those, or take another -f DIR"
         )
     study.set_user_attr(_SETTINGS, dict(settings))
 
 
 def _print_trial(study: Any, trial: Any) -> None:
-    shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
-    settings = " ".join(f"{name}:{value}" for name, value in shown.items())
+    drawn = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
+    settings = " ".join(f"{name}:{value}" for name, value in drawn.items())
     print(
         f"trial {trial.number:>3}   success {trial.value:6.1%}   best {study.best_value:6.1%}   {settings}",
         flush=True,
@@ -335,7 +325,7 @@ def _write_best(search: Search, study: Any) -> None:
     print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
 
 
-def drawn_values(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
+def drawn_values(params: Options, space: SearchSpace) -> Settings:
     """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
         name: params[name] if isinstance(kind, Mapping) else parse_yaml(params[name], f"{name} of a trial")
@@ -350,7 +340,7 @@ def read_space(file: Path, algo: str) -> SearchSpace:
     that the algorithm does not have.
     """
     where, known = f"--space {file}", annotations_of(ALGORITHMS[algo])
-    space: dict[str, Mapping[str, Any] | Sequence[Any]] = {}
+    space: dict[str, Options | Sequence[Any]] = {}
     for name, kind in read_yaml_mapping(file, f"settings of {algo} to what to draw them from", where).items():
         span = isinstance(kind, Mapping) and {"low", "high"} <= kind.keys() <= {"low", "high", "log"}
         if not span and not (isinstance(kind, list) and kind):
@@ -360,8 +350,6 @@ def read_space(file: Path, algo: str) -> SearchSpace:
         if span and not (checked[0] < checked[1] and (checked[0] > 0 or not kind.get("log"))):
             raise BadValue(f"{where}: {name} needs low < high, and low > 0 with log, got {shown(kind)}")
         space[name] = {**kind, "low": checked[0], "high": checked[1]} if span else kind
-    if not space:
-        raise BadValue(f"{where} holds no setting")
     return space
 
 

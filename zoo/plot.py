@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -90,18 +90,17 @@ def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
     return read_runs
 
 
-def _named_runs(args: Any) -> list[RunFolder]:
+def _named_runs(args: argparse.Namespace) -> list[RunFolder]:
     for flag, given in (("-a", args.algo), ("-e", args.env), ("-f", args.log_folder)):
         if given is not None:
             raise BadValue(
                 f"{flag} chooses among the runs of a log folder, but runs are named: {shown(' '.join(args.runs))}; "
                 f"leave out {flag} or the runs"
             )
-    found = [find_run(path) for path in args.runs]
-    return list({run.path.resolve(): run for run in found}.values())
+    return list({run.path.resolve(): run for run in map(find_run, args.runs)}.values())
 
 
-def _found_runs(args: Any) -> list[RunFolder]:
+def _found_runs(args: argparse.Namespace) -> list[RunFolder]:
     algos = list(dict.fromkeys(args.algo or ALGORITHMS))
     log_folder = Path("logs" if args.log_folder is None else args.log_folder)
     folders = [RunFolder(path) for algo in algos for path in sorted((log_folder / algo).glob("*_*"))]

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
@@ -18,7 +17,10 @@ from zoo.cli.agent import OF_POLICY, given_settings, plan_rollout
 from zoo.cli.arguments import OneLineParser, as_pairs, flag_of, is_given, key_values
 from zoo.cli.main import guarded
 from zoo.config.hyperparams import deep_merge
-from zoo.config.published import (
+from zoo.config.run_config import benchmark_options, env_options
+from zoo.config.settings import Settings, yaml_line
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.published import (
     PublishedRow,
     comparison_lines,
     comparison_record,
@@ -26,9 +28,6 @@ from zoo.config.published import (
     protocol_lines,
     published_rows,
 )
-from zoo.config.run_config import benchmark_options, env_options
-from zoo.config.settings import yaml_line
-from zoo.evaluation.evaluator import EpisodeRecord
 
 _SET_BY_ROW = (
     *("stochastic", "deterministic", "temperature", "top_k", "rounds", "split", "algo", "exp_id", "instructions"),
@@ -68,11 +67,13 @@ def _reproduced(row: PublishedRow) -> str:
 
 def details(row: PublishedRow) -> list[str]:
     """Return all that is known of one row."""
-    weights = dict.fromkeys(row.weights.values())
     return [
         *protocol_lines(row),
         f"hardware     {row.hardware}",
-        *(f"weights      {name}" for name in weights or ["none that can be read here were published"]),
+        *(
+            f"weights      {name}"
+            for name in dict.fromkeys(row.weights.values()) or ["none that can be read here were published"]
+        ),
         *(f"figure       {figure.label}: {figure.percent:g} %" for figure in row.figures),
         f"reproduced   {_reproduced(row).removeprefix('  | here: ') or 'nothing yet'}",
     ]
@@ -148,7 +149,7 @@ def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> Agent:
     flags.stochastic, flags.temperature, flags.rounds = protocol.sample, protocol.temperature, protocol.rounds
     # A run of ours says itself what it is.
     reading = row.reading(env) if args.run is None else {}
-    settings: dict[str, Any] = {"env_kwargs": protocol.env_kwargs, **({"policy_kwargs": reading} if reading else {})}
+    settings: Settings = {"env_kwargs": protocol.env_kwargs, **({"policy_kwargs": reading} if reading else {})}
     # Shared settings were refused, but for how a policy of the user's is read, which the user knows.
     flags.params = as_pairs(deep_merge(settings, key_values(args.params)))
     episodes = protocol.start_states if args.eval_episodes is None else args.eval_episodes

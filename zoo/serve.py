@@ -17,13 +17,13 @@ from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import check_acting, find_policy, policy_env_options, recipe_to_act, settings_to_act
 from zoo.cli.agent import given_settings, open_run, options_to_act, policy_kwargs_of
-from zoo.cli.arguments import OneLineParser, count, count_or_zero, seed, value_of
+from zoo.cli.arguments import OneLineParser, count, seed, value_of
 from zoo.cli.main import guarded
 from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.config.settings import Range
-from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import is_remote
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.lookup import local_or_shipped
@@ -48,7 +48,13 @@ def parser() -> OneLineParser:
         "--protocol", metavar="{openpi,vla-eval}", default="openpi", help="what clients speak (default: openpi)"
     )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
-    p.add_argument("--port", type=count_or_zero, default=8000, help="port to listen on; 0: any (default: 8000)")
+    p.add_argument(
+        "--port",
+        type=value_of(Annotated[int, Range(low=0, high=65_535)]),
+        default=8000,
+        metavar="N",
+        help="port to listen on; 0: any (default: 8000)",
+    )
     p.add_argument("--token-file", metavar="FILE", help="clients must show the token in this file")
     p.add_argument(
         "--names",
@@ -88,8 +94,8 @@ def plan_service(args: argparse.Namespace) -> ServicePlan:
         raise BadValue("give either -i RUN|CHECKPOINT or --policy NAME (a family or a Hub id), not both or none")
     if args.run is None:
         return _plan(args, args.policy, {})
-    if not is_remote(args.run) and _is_policy_alone(local_or_shipped(args.run)):
-        return _plan(args, str(local_or_shipped(args.run)), {})
+    if not is_remote(args.run) and _is_policy_alone(folder := local_or_shipped(args.run)):
+        return _plan(args, str(folder), {})
     run, folder = open_run(args.run)
     config = run.config()
     return _plan(args, str(folder), config.env_options, env=config.env)
@@ -101,7 +107,7 @@ def _is_policy_alone(folder: Path) -> bool:
     return holds_policy(folder) and not inside
 
 
-def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
+def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, object], env: str | None = None) -> ServicePlan:
     env = args.env or env
     benchmark = None if env is None else find_benchmark(env)
     given = given_settings(args.params)
@@ -132,7 +138,7 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
     )
 
 
-def _options(own: Mapping[str, Any], choice: PolicyRef) -> dict[str, Any]:
+def _options(own: Mapping[str, object], choice: PolicyRef) -> dict[str, Any]:
     """Return the options of the run's or the recipe's environment, as the policy needs them."""
     return options_to_act({**own, **policy_env_options(choice)})
 
@@ -190,8 +196,6 @@ async def _serve(
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address, before a policy is loaded; raises `BadValue`."""
-    if port > 65_535:
-        raise BadValue(f"--port must be in 0 .. 65535, got {port}")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -130,7 +130,7 @@ def _published_lines(args: argparse.Namespace) -> list[str]:
     """Return the published row that the run is to reproduce, and the hardware of its source."""
     if args.published is None:
         return []
-    from zoo.config.published import find_published
+    from zoo.evaluation.published import find_published
 
     row = find_published(args.published)
     figures = ", ".join(f"{figure.label} {figure.percent:g} %" for figure in row.figures)

@@ -30,7 +30,7 @@ ROOMS = {
         *("registry", "resolver", "loading", "footprint", "policy"),
     ),
     "zoo": (
-        *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),
+        *("yaml_text", "files", "config", "evaluation", "distributed", "runs", "rollout", "hub", "experts"),
         *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "agents", "serving", "cli"),
     ),
 }

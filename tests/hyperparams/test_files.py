@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +88,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, FloatSchedule):
         value = value(1.0)
     return list(value) if isinstance(value, tuple) else value
-
-
-def test_no_entry_stands_twice() -> None:
-    # YAML would keep the last one in silence.
-    for file in FOLDER.glob("*.yml"):
-        keys = re.findall(r"(?m)^([\w./-]+):", file.read_text())
-        assert len(keys) == len(set(keys))
 
 
 PUBLISHED = {

@@ -12,8 +12,8 @@ from tests import mock_checkpoints
 from vla_policies.resolver import PolicyRef
 from zoo.cli.run_flags import open_new_run
 from zoo.config.memory_plan import policy_footprint
-from zoo.config.published import ANY_SUITE, published_rows
 from zoo.config.run_config import RunConfig
+from zoo.evaluation.published import ANY_SUITE, published_rows
 from zoo.plan import fit_lines
 from zoo.train import parser
 from zoo.training.run_plan import RunPlan, memory_lines

@@ -156,14 +156,6 @@ def test_results_of_the_one_side_are_not_written_over_by_the_other(tmp_path: Pat
         run(["--before", file, "--policy", "nano", "-o", str(tmp_path / "." / "a_1.json")])
 
 
-def test_a_start_state_played_twice_is_named(tmp_path: Path) -> None:
-    file = Path(write(tmp_path / "a_1.json", "x"))
-    record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, "episodes": record["episodes"] * 2}))
-    with pytest.raises(BadValue, match="start state 10 of task 0 of Toy-Reach/0 is there twice"):
-        run(["--before", str(file), "--after", str(file)])
-
-
 NO_EPISODES = {"env": "Toy-Reach", "summary": "", "deterministic": True, "tasks": []}
 
 

@@ -99,14 +99,3 @@ def test_a_run_folder_stands_for_its_policy(
 def test_a_policy_folder_is_looked_at_alone(flags: list[str]) -> None:
     with pytest.raises(BadValue, match="leave --env and --oracle out"):
         run(["--policy", "nano", *flags])
-
-
-def test_fresh_weights_have_no_folder() -> None:
-    with pytest.raises(BadValue, match="means fresh weights"):
-        run(["--policy", "nano"])
-
-
-def test_no_bar_stands_above_a_name_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UnknownName):
-        run(["--oracle", "-P", "--env", "pipe"])
-    assert capsys.readouterr().err == ""

@@ -261,24 +261,3 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert "Traceback" not in said.read_text()
     assert len([line for line in lines if line.startswith("error: ")]) == 1, lines
     assert [name for name in names() if name not in before and "tfevents" not in name] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", "train on", "collect", "evaluate"])
-def test_two_at_once_in_one_folder(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ends well, or in one line because the other is at work; no file is half of one and half of the other."""
-    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-
-    def both() -> int:
-        pid = os.fork()
-        code = main(WRITERS[name])
-        if not pid:
-            os._exit(code)
-        other = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return 10 * code + other
-
-    code = in_child(both, said := tmp_path / "said")
-    assert code in (0, 2, 20), said.read_text()
-    assert "Traceback" not in said.read_text()
-    assert not [path for path in names() if "partial" in path or "replaced" in path]

@@ -66,7 +66,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *("zoo.agents.agent.open_agent", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
         *("zoo.training.rl_trainer.set_up", "zoo.training.sft_trainer.finetune"),
         # Imported there by name, perhaps before this test.
-        *("zoo.record_video.open_agent", "zoo.enjoy.open_agent", "zoo.agents.measuring.open_agent"),
+        *("zoo.enjoy.open_agent", "zoo.agents.measuring.open_agent"),
     ):
         monkeypatch.setattr(place, _start)
 

@@ -96,7 +96,6 @@ def record_of(argv: list[str], rounds: Any) -> None:
     [
         (["--env"], [], "expected one argument"),
         ([*TOY], [{}], "it lacks 'cpu_seconds'"),
-        ([*TOY], [{"cpu_seconds": "x"}], "is damaged"),
         ([*TOY], [{"cpu_seconds": 1.0, "success": 3}], "is damaged"),
         ([*TOY], [{"cpu_seconds": 1.0}, {"cpu_seconds": 1.0}], "holds no policy (any more)"),
         (5, [], "is damaged"),

@@ -11,14 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import yaml
 
 from vla_gym.errors import BadValue, VLAZooError
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
-from zoo.optimize import Search, draw, drawn_values, opened, read_space, run
+from zoo.optimize import Search, opened, read_space, run
 from zoo.train import parser as train_parser
 
 pytestmark = pytest.mark.processes
@@ -239,22 +238,6 @@ def test_what_no_run_could_start_with_is_said_before_anything_is_written(
     (line,) = capfd.readouterr().err.splitlines()
     assert says in line
     assert not list(tmp_path.iterdir())
-
-
-def test_draws_lie_in_the_space() -> None:
-    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
-    drawn = draw(trial, {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "n_epochs": [1, 2]})
-    assert 1e-5 <= drawn["learning_rate"] <= 1e-3
-    assert drawn["n_epochs"] in (1, 2)
-
-
-def test_a_choice_may_be_a_mapping_or_nothing() -> None:
-    schedule = {"schedule": "linear", "start": 1e-3}
-    space = {"learning_rate": (schedule,), "clip_range_vf": (None,)}
-    trial = optuna.create_study().ask()
-    drawn = draw(trial, space)
-    assert drawn == {"learning_rate": schedule, "clip_range_vf": None}
-    assert drawn_values(trial.params, space) == drawn
 
 
 def test_a_file_says_spans_and_choices(tmp_path: Path) -> None:

@@ -114,25 +114,6 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
     assert "error: none of 2 runs can be read" in capsys.readouterr().err
 
 
-def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from zoo.plot import read
-    from zoo.runs.charts import _draw_group
-
-    longer = logs / "ppo" / "Toy-Reach_2"
-    monitor = MonitorFile(longer, "Toy-Reach", keep_until=39)
-    monitor.add(finished(1.0, 30), 78)
-    monitor.close()
-    EvaluationFile(longer, keep_until=39).add(78, [1.0], [9], [True])
-    runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
-    axes = Figure().subplots()
-    _draw_group(axes, runs, "#000000", "ppo", x_axis="steps", y_axis="success", window=1)
-    (training,) = [line for line in axes.get_lines() if line.get_label().endswith("training")]
-    assert 38 < training.get_xdata()[-1] <= 39
-    assert [bar[0].get_xdata().tolist() for bar in axes.containers] == [[39, 78]]
-
-
 @pytest.mark.parametrize(
     ("chosen", "drawn"),
     [
@@ -149,18 +130,6 @@ def test_runs_are_chosen_and_count_once(
     assert drawn in said
     assert said.endswith(f"drawn into {tmp_path / 'curves.png'}\n")
     assert (tmp_path / "curves.png").is_file()
-
-
-def test_an_algorithm_has_its_colour_also_where_it_is_alone(logs: Path, tmp_path: Path) -> None:
-    import matplotlib
-
-    # Another library may have set its own cycle of colours: seaborn does.
-    with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=["#000000", "#123456"])}):
-        assert run(["-f", str(logs), "-a", "grpo", "-o", str(tmp_path / "grpo.svg")]) == 0
-    text = (tmp_path / "grpo.svg").read_text(encoding="utf-8")
-    # matplotlib's orange, as beside PPO, which has its blue.
-    assert "#ff7f0e" in text
-    assert "#1f77b4" not in text
 
 
 @pytest.mark.parametrize(

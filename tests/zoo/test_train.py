@@ -7,9 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -217,26 +214,6 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytes
     resume(run, "-n 64")
 
 
-@pytest.mark.slow
-def test_sigkill_loses_nothing_but_time(tmp_path: Path) -> None:
-    flags = "-n 1200 --save-freq 100"
-    whole = train(tmp_path / "whole", "ppo", flags)
-    config = yaml.safe_load((whole / "config.yml").read_text())
-    argv = ["--algo", "ppo", *TINY.split(), *flags.split(), "-f", str(tmp_path / "killed"), "-params"]
-    argv += [f"{name}:{config['algo_kwargs'][name]}" for name in ("n_steps", "batch_size", "n_epochs")]
-    argv += ["num_envs:4", "eval_episodes:4"]
-    process = subprocess.Popen([sys.executable, "-m", "zoo.train", *argv], stdout=subprocess.DEVNULL)
-    killed = tmp_path / "killed" / "ppo" / "Toy-Reach_1"
-    deadline = time.monotonic() + 120
-    while len(list((killed / "checkpoints").glob("step_*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    resume(killed)
-    assert metrics(killed) == metrics(whole)
-    assert episodes(killed) == episodes(whole)
-
-
 def test_a_finished_run_can_be_made_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 150")
     before = metrics(run)
@@ -292,21 +269,6 @@ def test_a_run_of_one_placement_is_not_gone_on_with_on_the_other_kind(
     assert (ppo_run / "config.yml").read_bytes() == config
 
 
-def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
-    for params in (
-        ["policy_kwargs:{backbone_kwargs: {size: huge}}"],
-        ["huber_delta:0"],
-        ["reward:gold"],
-        ["image_size:3"],
-    ):
-        assert guarded(train_command.run, [*argv, "-params", *params]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 4
-    assert all(line.startswith("error: ") for line in errors)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_simulator_lost_at_the_start_leaves_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise WorkerFailed("Toy-Reach, task 0, trial 0: no GL library")
@@ -315,22 +277,6 @@ def test_a_simulator_lost_at_the_start_leaves_no_run_folder(tmp_path: Path, monk
     with pytest.raises(WorkerFailed):
         train(tmp_path, "ppo", "-n 100")
     assert list((tmp_path / "ppo").iterdir()) == []
-
-
-def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_decision, decisions = VLAOnPolicyAlgorithm._after_decision, 0
-
-    def interrupt(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
-        nonlocal decisions
-        decisions += 1
-        if decisions == 10:
-            raise KeyboardInterrupt
-        return after_decision(self, *args, **kwargs)
-
-    monkeypatch.setattr(VLAOnPolicyAlgorithm, "_after_decision", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, "ppo", "-n 400 --save-freq 0")
-    assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
 
 
 def test_a_run_that_fails_keeps_its_last_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,17 +380,6 @@ def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
     assert metrics(run) == metrics(whole)
     assert json.loads((run / "evaluation.json").read_text())["num_timesteps"] == evaluated(whole)[-1]
     assert guarded(train_command.run, ["-i", str(run)]) == 2
-
-
-def test_a_run_without_evaluations_that_is_stopped_in_its_last_update_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(1, signal.SIGTERM))
-    run = train(tmp_path, "ppo", "-n 16", "eval_episodes:0")
-    said = capsys.readouterr().out
-    assert "stopped and saved" not in said
-    assert "trained for" in said
-    assert (run / "report.html").is_file()
 
 
 def test_evaluate_reads_a_run(ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,27 +33,19 @@ def test_plain_values_are_read(text: str, value: object) -> None:
     ("text", "says"),
     [
         ("!!int abc", "invalid literal"),
-        ("!!bool x", "'x'"),
-        ("!!float x", "could not convert"),
-        ("!!timestamp x", "could not determine a constructor"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("!!set {a}", "could not determine a constructor"),
         ("0x_", "invalid literal"),
         ("9" * 5000, "too large for an integer"),
-        ("9" * 60, "too large for an integer"),
         ("[" * 3000, "nested more than 50 deep"),
-        ("{a: " * 3000, "nested more than 50 deep"),
-        ("- " * 3000, "nested more than 50 deep"),
         (BOMB, "aliases stand for more than"),
         ("&a [*a]", "holds the alias itself"),
         ("{5: a}", "a key must be text, got 5; quote it"),
-        ("{null: a}", "a key must be text, got None"),
         ("{[a]: b}", "unhashable key"),
         ("{a: 1, a: 2}", "the key 'a' stands there twice"),
         ("a: b: c", "mapping values are not allowed"),
         ("\x00", "special characters are not allowed"),
         ("a\n---\nb", "expected a single document"),
-        ("*x", "undefined alias"),
         ("<<: 3", "expected a mapping"),
         ("x" * (4 * 2**20 + 1), "characters are too many"),
     ],
@@ -71,11 +63,6 @@ def test_deep_nesting_is_refused_at_once() -> None:
         with pytest.raises(BadValue):
             parse_yaml(text, "x")
         assert time.process_time() - began < 2.0
-
-
-def test_many_keys_are_compared_once() -> None:
-    keys = [f"k{number}" for number in range(40_000)]  # compared in pairs, they take minutes
-    assert parse_yaml("\n".join(f"{key}: 1" for key in keys), "f.yml") == dict.fromkeys(keys, 1)
 
 
 def test_a_file_must_hold_a_mapping(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +17,10 @@ from vla_gym.system.extras import check_installed
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import can_sample
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.run_config import benchmark_options
+from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, Predictor, episodes_of, evaluate
-from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.runs.lookup import is_shipped
 
@@ -40,7 +41,7 @@ class ServedPolicy(Predictor, Protocol):
     weights_sha256: str | None
     """SHA-256 of its weights, where the server tells it."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Settings:
         """Return what the server says of the policy, as JSON values."""
 
 
@@ -52,11 +53,11 @@ class Agent:
     """Environment id."""
     policy: PolicyRef | ServedPolicy
     """The policy, opened here or where it is served."""
-    policy_kwargs: Mapping[str, Any]
+    policy_kwargs: Options
     """Settings of the policy, as they are recorded."""
     protocol: EvaluationProtocol
     """How it acts, and how often."""
-    env_options: Mapping[str, Any]
+    env_options: Options
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
     """N, environments side by side."""
@@ -130,15 +131,15 @@ def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = Fal
 
 def load_policy(
     ref: PolicyRef,
-    policy_kwargs: Mapping[str, Any],
+    policy_kwargs: Options,
     device: torch.device | str,
     env: str | None = None,
-    env_options: Mapping[str, Any] | None = None,
+    env_options: Options | None = None,
 ) -> VLAPolicy:
     """Return a policy that only acts, fitted to an environment, which is not started, where one is given."""
     from vla_policies.policy import VLAPolicy
 
-    kwargs: dict[str, Any] = {name: value for name, value in policy_kwargs.items() if name in _HOW_TO_OPEN}
+    kwargs: Settings = {name: value for name, value in policy_kwargs.items() if name in _HOW_TO_OPEN}
     if env is not None:
         options = env_options or {}
         benchmark = find_benchmark(env, **benchmark_options(options))

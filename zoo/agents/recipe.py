@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, parse_hub_id, resolve_policy
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.hyperparams import acting_recipe, deep_merge
-from zoo.config.settings import yaml_line
-from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.config.settings import Options, Settings, yaml_line
 from zoo.runs.lookup import policy_path, trained_image_size
 
 _log = logging.getLogger(__name__)
-StartOf = Callable[[str], Mapping[str, Any]]
+StartOf = Callable[[str], Options]
 """Family -> the `policy` block (`zoo.config.run_config.StartWeights`) of its recipe; {} = none."""
 _NESTED = ("policy", "policy_kwargs", "env_kwargs")
 """Settings of which the user's keys stand beside the recipe's."""
-_PROGRAMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+_PROGRAMS: Mapping[str, Mapping[str, Options]] = {
     "lerobot": {
         "LIBERO": {"env_kwargs": {"protocol": "lerobot"}},
         "MetaWorld": {"env_kwargs": {"protocol": "lerobot"}},
@@ -40,13 +39,13 @@ _DRAWN_START = "policy_kwargs:{backbone_kwargs: {eval_noise: random}}"
 
 def find_policy(
     name: str,
-    settings: Mapping[str, Any],
+    settings: Options,
     start_of: StartOf = lambda _: {},
     *,
     benchmark: Benchmark | None = None,
     trained: bool = False,
     to_act: bool = False,
-) -> tuple[PolicyRef, dict[str, Any]]:
+) -> tuple[PolicyRef, Settings]:
     """Return the policy that a name means, and the `policy_kwargs` of its recipe, which stand below the user's.
 
     Fetches a Hub id that the user gives; a recipe's own start weights are fetched when a run starts.
@@ -63,8 +62,8 @@ def find_policy(
     Raises `UnknownName` or `BadValue` for a name that means nothing, and for settings that do not fit it.
     """
     suite = None if benchmark is None else benchmark.suite
-    options: Mapping[str, Any] = settings.get("backbone_kwargs") or {}
-    own: dict[str, Any] = {}
+    options: Options = settings.get("backbone_kwargs") or {}
+    own: Settings = {}
     if name not in FAMILIES:
         # A Hub id is of use to others, the path of its copy here is not.
         ref = resolve_policy(policy_path(name), settings, suite=suite, to_act=to_act)
@@ -93,7 +92,7 @@ def find_policy(
     return ref, own
 
 
-def _fitting_action_dims(ref: PolicyRef, action_dim: int, start_of: StartOf) -> Mapping[str, Any]:
+def _fitting_action_dims(ref: PolicyRef, action_dim: int, start_of: StartOf) -> Options:
     """The `backbone_kwargs`, with `action_dims` only where an action has another length than the environment's."""
     given = ref.request.options
     whole = {key: value for key, value in given.items() if key != "action_dims"}
@@ -102,7 +101,7 @@ def _fitting_action_dims(ref: PolicyRef, action_dim: int, start_of: StartOf) -> 
     return whole if dims is None or numbers == action_dim else {**whole, "action_dims": list(dims)}
 
 
-def _open_block(ref: PolicyRef, start_of: StartOf) -> dict[str, Any]:
+def _open_block(ref: PolicyRef, start_of: StartOf) -> Settings:
     """The recipe's block without what the checkpoint's own files say; {} where they say all.
 
     A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
@@ -116,7 +115,7 @@ def _open_block(ref: PolicyRef, start_of: StartOf) -> dict[str, Any]:
     return {**block, "options": {key: value for key, value in block.get("options", {}).items() if key not in stated}}
 
 
-def _fitting_block(ref: PolicyRef, block: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _fitting_block(ref: PolicyRef, block: Mapping[str, object], given: Mapping[str, object]) -> Settings:
     """The block's settings where the checkpoint has its data set's statistics and the user chooses no other.
 
     A warning says where it lacks them.
@@ -135,13 +134,13 @@ def _fitting_block(ref: PolicyRef, block: Mapping[str, Any], given: Mapping[str,
     return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}
 
 
-def _block_settings(family: str, block: Mapping[str, Any]) -> dict[str, Any]:
+def _block_settings(family: str, block: Options) -> Settings:
     """The block as `policy_kwargs`."""
     settings = {name: block[name] for name in ("unnorm_key", "revision", "base") if name in block}
     return _with_options({"family": family, **settings}, {**block.get("options", {})})
 
 
-def _with_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(settings: Mapping[str, object], options: Mapping[str, object]) -> Settings:
     """The settings with these `backbone_kwargs` instead of their own."""
     rest = {key: value for key, value in settings.items() if key != "backbone_kwargs"}
     return {**rest, **({"backbone_kwargs": options} if options else {})}
@@ -155,12 +154,12 @@ def takes_any_chunk(ref: PolicyRef) -> bool:
     return ref.name not in FAMILIES and (ref.published or ref.folder is None) and ref.backbone_class.takes_any_chunk
 
 
-def policy_env_options(ref: PolicyRef) -> dict[str, Any]:
+def policy_env_options(ref: PolicyRef) -> Settings:
     """Return the keyword arguments of `make_vec` that a checkpoint asks for; {} for fresh weights."""
     if ref.folder is None or (not ref.own_layout and ref.backbone_class.fits_environment):
         return {}
     conventions = ref.conventions
-    options: dict[str, Any] = {"wrist_camera": "wrist_image" in conventions.cameras}
+    options: Settings = {"wrist_camera": "wrist_image" in conventions.cameras}
     if ref.own_layout:
         return {**options, "chunk": conventions.chunk, **trained_image_size(ref.folder)}
     if conventions.state_dim:
@@ -191,7 +190,7 @@ def _fixed_options(ref: PolicyRef) -> Collection[str] | None:
 # Settings -------------------------------------------------------------------------------------------------
 
 
-def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
+def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Options:
     """Return the settings of the recipe; of a checkpoint that is not read by the recipe's program without what is this
     program's: the options that say how it reads images, and the benchmark's protocol."""
     recipe = acting_recipe(env, family)
@@ -207,8 +206,8 @@ def recipe_to_act(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any
 
 
 def settings_to_act(
-    env: str, ref: PolicyRef, own: Mapping[str, Any], given: Mapping[str, Any], *, by_recipe: bool
-) -> dict[str, Any]:
+    env: str, ref: PolicyRef, own: Mapping[str, object], given: Mapping[str, object], *, by_recipe: bool
+) -> Settings:
     """Return the settings of a policy that only acts: the recipe's, `own` of `find_policy`, the user's `given`
     `policy_kwargs`.
 
@@ -231,8 +230,8 @@ def settings_to_act(
 
 
 def over_recipe(
-    recipe: Mapping[str, Any], ref: PolicyRef, own: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+    recipe: Mapping[str, object], ref: PolicyRef, own: Mapping[str, object], overrides: Mapping[str, object]
+) -> Settings:
     """Return a recipe's settings as they fit the policy, `own` of `find_policy` and then the user's over them.
 
     Raises `BadValue` for a chunk that the user gives and the checkpoint does not have.
@@ -254,7 +253,7 @@ def over_recipe(
     return _with_chunk(merged, overrides, ref) if takes_any_chunk(ref) else merged
 
 
-def _with_chunk(values: dict[str, Any], overrides: Mapping[str, Any], ref: PolicyRef) -> dict[str, Any]:
+def _with_chunk(values: Settings, overrides: Options, ref: PolicyRef) -> Settings:
     """One chunk for environment and network: the user's, else the recipe's."""
     options = values["policy_kwargs"].get("backbone_kwargs", {})
     asked = options.get("chunk")
@@ -267,18 +266,18 @@ def _with_chunk(values: dict[str, Any], overrides: Mapping[str, Any], ref: Polic
     return {**values, "chunk": chunk, "policy_kwargs": kwargs}
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge(below: Options, above: Options) -> Settings:
     """Merge with `above` winning; of mappings in `policy`, `policy_kwargs` and `env_kwargs` the keys, at any depth."""
-    merged = dict(below)
-    for name, value in above.items():
-        merged[name] = deep_merge(merged.get(name, {}), value) if name in _NESTED else value
-    return merged
+    nested = {name: deep_merge(below.get(name, {}), above[name]) for name in _NESTED if name in above}
+    return {**below, **above, **nested}
 
 
 # Checks ---------------------------------------------------------------------------------------------------
 
 
-def check_acting(ref: PolicyRef, protocol: EvaluationProtocol, kwargs: Mapping[str, Any], *, flags: str = "--") -> None:
+def check_acting(
+    ref: PolicyRef, protocol: EvaluationProtocol, kwargs: Mapping[str, object], *, flags: str = "--"
+) -> None:
     """Raise `BadValue` where the policy cannot act by the protocol, before its weights are read.
 
     `flags` is what the flags of the protocol begin with.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
@@ -25,20 +25,18 @@ from zoo.agents.recipe import (
     settings_to_act,
 )
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
-from zoo.config.evaluation_options import carried_options
+from zoo.config.evaluation import EvaluationProtocol, carried_options
 from zoo.config.gym_packages import import_named_packages, import_packages_of
 from zoo.config.run_config import (
     ENV_OPTIONS,
     TRAINING_ONLY,
     PolicyOptions,
     benchmark_options,
-    check_settings,
     env_options,
-    known_settings,
+    with_checked_families,
 )
-from zoo.config.settings import annotations_of, check_fields, unknown_setting
+from zoo.config.settings import Options, Settings, annotations_of, check_fields
 from zoo.evaluation.evaluator import choose_start_states
-from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name
 from zoo.runs.lookup import find_run, is_shipped, policy_folder
@@ -47,10 +45,17 @@ from zoo.yaml_text import read_yaml_mapping
 if TYPE_CHECKING:  # it brings a protocol's packages
     from zoo.serving.client import RemotePolicy
 
-_OPENING = {"dtype": Literal["auto", "float32", "bfloat16"]}
-"""Keyword arguments of `VLAPolicy.from_pretrained` that say how weights are held."""
 OF_LEARNING = ("value_lr", "optimizer_kwargs")
 """Settings of a policy that do not apply where it only acts."""
+_POLICY_SETTINGS = {
+    **{name: kind for name, kind in annotations_of(PolicyOptions).items() if name not in OF_LEARNING},
+    "dtype": Literal["auto", "float32", "bfloat16"],
+}
+"""Keyword arguments of `VLAPolicy.from_pretrained`, of which `dtype` says how weights are held."""
+_SETTINGS = {
+    **{name: kind for name, kind in ENV_OPTIONS.items() if name not in TRAINING_ONLY},
+    "policy_kwargs": Options,
+}
 
 OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units", "aspect")
 """Options of an environment that say what a policy sees and what its actions mean."""
@@ -128,15 +133,15 @@ class _Chosen:
 
     env: str
     policy: PolicyRef | RemotePolicy
-    env_options: Mapping[str, Any]
-    policy_kwargs: Mapping[str, Any]
+    env_options: Options
+    policy_kwargs: Options
     output_folder: Path | None = None
     departures: Sequence[str] = ()
 
 
 def _environments(
-    args: argparse.Namespace, given: Mapping[str, Any], chosen: _Chosen, *, unplayed: bool, as_published: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    args: argparse.Namespace, given: Mapping[str, object], chosen: _Chosen, *, unplayed: bool, as_published: bool
+) -> tuple[Settings, Settings]:
     """Return the options of the environment that the agent knows, and of the one it acts in; see `plan_rollout`."""
     trained = dict(chosen.env_options)
     if isinstance(chosen.policy, PolicyRef):
@@ -153,7 +158,7 @@ def _environments(
     return trained, options
 
 
-def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Chosen:
+def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, object]) -> _Chosen:
     """Return the agent of `-i`, a run here or on the Hub."""
     run, folder = open_run(args.run)
     config = run.config()
@@ -171,7 +176,7 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Chos
     )
 
 
-def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Chosen:
+def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, object], *, as_published: bool) -> _Chosen:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
     if is_server(args.policy):
         server = find_server(args, kwargs)
@@ -205,7 +210,7 @@ def is_server(name: str | None) -> bool:
     return name is not None and name.startswith(("ws://", "wss://"))
 
 
-def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, Any]) -> RemotePolicy:
+def find_server(args: argparse.Namespace, policy_kwargs: Mapping[str, object]) -> RemotePolicy:
     """Ask the server at `--policy` what it serves.
 
     Raises `BadValue` for settings of a policy, which are its server's, and `ServerFailed` for a server that does not
@@ -237,47 +242,25 @@ def open_run(path: str) -> tuple[RunFolder, Path]:
     return run, policy_folder(path)
 
 
-def options_to_act(options: Mapping[str, Any]) -> dict[str, Any]:
+def options_to_act(options: Mapping[str, object]) -> Settings:
     """Return a trained environment's options, but for those that change nothing where its policy only acts."""
     unused = (*TRAINING_ONLY, "num_workers")
     return {name: value for name, value in options.items() if name not in unused}
 
 
-def given_settings(params: Sequence[str]) -> dict[str, Any]:
-    """Return `-params` of a command that rolls a policy out, checked as those of training.
+def given_settings(params: Sequence[str]) -> Settings:
+    """Return `-params` of a command that rolls a policy out, checked.
 
     They are settings of the environment, and `policy_kwargs`, which may also say where the weights go
     (`dtype`). Raises `UnknownName` or `BadValue` for others.
     """
-    values = key_values(params)
-    policy = values.pop("policy_kwargs", None)
-    allowed = [*(name for name in ENV_OPTIONS if name not in TRAINING_ONLY), "policy_kwargs"]
-    for name in values:
-        if name not in allowed:
-            if name not in known_settings("ppo") and name not in OF_LEARNING:
-                raise unknown_setting(allowed, name, "-params")
-            raise BadValue(
-                f"-params {name}: a policy that is rolled out takes settings of the environment and policy_kwargs "
-                "only, such as -params 'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: l1}}'"
-            )
-    given = check_settings("ppo", values, "-params")
-    if policy is not None:
-        given["policy_kwargs"] = _policy_kwargs(policy)
-    return given
+    given = check_fields(_SETTINGS, key_values(params), "-params")
+    if "policy_kwargs" in given:
+        given["policy_kwargs"] = check_fields(_POLICY_SETTINGS, given["policy_kwargs"], "-params: policy_kwargs")
+    return with_checked_families(given, "-params")
 
 
-def _policy_kwargs(values: Any) -> dict[str, Any]:
-    where = "-params: policy_kwargs"
-    if not isinstance(values, Mapping):
-        return dict(check_settings("ppo", {"policy_kwargs": values}, "-params"))  # raises
-    checked = check_fields({**annotations_of(PolicyOptions), **_OPENING}, values, where)
-    for name in checked:
-        if name in OF_LEARNING:
-            raise BadValue(f"{where}: {name} is for training; a policy that is rolled out learns nothing, leave it out")
-    return checked
-
-
-def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
+def policy_kwargs_of(args: argparse.Namespace, given: Options) -> Settings:
     """Return `policy_kwargs` of `given_settings`, with the flags that say the same; raises where they disagree."""
     kwargs = dict(given.get("policy_kwargs", {}))
     for name in ("unnorm_key", "temperature", "top_k"):
@@ -289,7 +272,7 @@ def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict
     return kwargs
 
 
-def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EvaluationProtocol:
+def protocol_of(args: argparse.Namespace, given: Options, kwargs: Options) -> EvaluationProtocol:
     """Return how success is to be measured, by the results of `given_settings` and `policy_kwargs_of`.
 
     The flags `--temperature` and `--top-k` ask for sampled actions. The same settings in `policy_kwargs` do not: they
@@ -310,7 +293,7 @@ def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapp
     )
 
 
-def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:
+def unplayed_split(env: str, options: Mapping[str, object], split: str = "test") -> str:
     """Return `split` where it holds start states that a run trained by these options has not seen, else the run's own.
 
     The own split stays where the run was trained on another than "train", where all splits have the same start states
@@ -328,30 +311,24 @@ def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") ->
     return split if same_tasks and other.simulator_kwargs != practised.simulator_kwargs else own
 
 
-def task_options(args: argparse.Namespace) -> dict[str, Any]:
+def task_options(args: argparse.Namespace) -> Settings:
     """Return the options of the environment in `--split` and `--instructions`, which stand above `-params`."""
-    options: dict[str, Any] = {} if args.split is None else {"split": args.split}
+    options: Settings = {} if args.split is None else {"split": args.split}
     if args.instructions is not None:
         path = Path(args.instructions)
         options["instructions"] = read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")
     return options
 
 
-def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
+def _changes(own: Mapping[str, object], options: Mapping[str, object], args: argparse.Namespace) -> list[str]:
     """Return the options that differ from the run's `own`, each as a word for a file name."""
     own = {"split": "train", "instructions": {}, **own}
-    words = []
-    for name, value in options.items():
-        if name == "on_worker_error" or value == own.get(name):
-            continue
-        if name == "instructions":
-            words.append("instructions" if args.instructions is None else Path(args.instructions).stem)
-        else:
-            words.append(str(value) if name == "split" else f"{name}-{value}")
-    return [_file_word(word) for word in words]
+    changed = {name: f"{name}-{value}" for name, value in options.items() if value != own.get(name)}
+    words = {"split": options.get("split"), "instructions": Path(args.instructions or "instructions").stem}
+    return [_file_word(str(words.get(name, word))) for name, word in changed.items() if name != "on_worker_error"]
 
 
-def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed: int) -> list[str]:
+def _decoding_words(protocol: EvaluationProtocol, given: Options, seed: int) -> list[str]:
     """Return how actions are drawn where it is not as in the run, and their seed, as words for a file name."""
     words = ["stochastic"] if protocol.sample else []
     policy = {**given.get("policy_kwargs", {}), **protocol.sampling}

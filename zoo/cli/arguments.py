@@ -15,10 +15,12 @@ from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.settings import (
     Count,
     CountOrZero,
+    Options,
     Positive,
     Processes,
     Range,
     Seed,
+    Settings,
     annotations_of,
     check_value,
     defaults_of,
@@ -135,7 +137,7 @@ def _help(doc: str) -> str:
     return sentence[0].lower() + sentence[1:] if sentence.split()[0][1:].islower() else sentence
 
 
-def _flag_options(annotation: Any) -> dict[str, Any]:
+def _flag_options(annotation: Any) -> Settings:
     """Return how argparse reads a value: whether there are several, their type, and their name in the help."""
     kind = unmarked(annotation)[0]
     kinds = [unmarked(one)[0] for one in get_args(kind)] if get_origin(kind) in (Union, UnionType) else [kind]
@@ -143,7 +145,7 @@ def _flag_options(annotation: Any) -> dict[str, Any]:
         return {"action": "store_true", "default": None}
     if Sequence[str] in kinds:
         return {"nargs": "+", "metavar": "NAME"}
-    if Mapping[str, Any] in kinds and float not in kinds:
+    if Options in kinds and float not in kinds:
         return {"nargs": "+", "metavar": "KEY:VALUE"}
     words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
     letter = "N" if int in kinds else "X" if float in kinds else "NAME"
@@ -151,12 +153,12 @@ def _flag_options(annotation: Any) -> dict[str, Any]:
     return {"type": value_of(annotation), "metavar": metavar}
 
 
-def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:
+def key_values(pairs: Sequence[str], flag: str = "-params") -> Settings:
     """Read `["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]`; values are YAML, never code.
 
     Raises `BadValue` for a pair without a colon, an empty key, a key that is given twice, or a value that is no YAML.
     """
-    values: dict[str, Any] = {}
+    values: Settings = {}
     for pair in pairs:
         key, colon, text = pair.partition(":")
         if not colon or not key.strip():
@@ -169,7 +171,7 @@ def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:
     return values
 
 
-def as_pairs(values: Mapping[str, Any]) -> list[str]:
+def as_pairs(values: Mapping[str, object]) -> list[str]:
     """Inverse of `key_values`."""
     return [f"{name}:{yaml_line(value)}" for name, value in values.items()]
 

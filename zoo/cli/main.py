@@ -68,7 +68,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         return 2
     except VLAZooError as error:
         # Before processes meet each of them sees the same mistake; afterwards it may be one rank's own.
-        met = _ranks_have_met()
+        group = sys.modules.get("zoo.distributed.process_group")
+        met = group is not None and group.is_initialized()
         report_error(str(error), every_rank=met)
         if not met and int(os.environ.get("RANK", "0")):
             # The launcher ends the others once one has ended: rank 0, which prints for all, comes first.
@@ -100,8 +101,8 @@ def _reason_of_machine(error: Exception) -> str | None:
         )
     if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
         return None
-    named = isinstance(error.filename, str | bytes)
-    return f"'{os.fsdecode(error.filename)}': {os_reason(error)}" if named else os_reason(error)
+    named = f"'{os.fsdecode(error.filename)}': " if isinstance(error.filename, str | bytes) else ""
+    return named + os_reason(error)
 
 
 def report_error(message: str, *, every_rank: bool) -> None:
@@ -144,11 +145,6 @@ def _reader_has_gone() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return True
-
-
-def _ranks_have_met() -> bool:
-    process_group = sys.modules.get("zoo.distributed.process_group")
-    return process_group is not None and process_group.is_initialized()
 
 
 def _dispatch(argv: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from zoo.cli.arguments import (
     count,
     count_or_zero,
 )
-from zoo.config.evaluation_options import EvalOptions
+from zoo.config.evaluation import EvalOptions
 from zoo.config.run_config import EnvOptions, PolicyOptions, RunConfig
 from zoo.config.tracking import Tracking
 

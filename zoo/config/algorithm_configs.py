@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import user_path
 from zoo.config.settings import (
+    ANYTIME,
     Count,
     CountOrZero,
     Decisions,
     Fraction,
     NonNegative,
+    Options,
     Passes,
     Positive,
     Range,
@@ -50,7 +52,7 @@ StartSampling = Literal["uniform", "learnability"]
 """How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
-SearchSpace = Mapping[str, Mapping[str, Any] | Sequence[Any]]
+SearchSpace = Mapping[str, Options | Sequence[Any]]
 """Setting -> what `zoo.optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
 _SEARCHED: SearchSpace = {
     "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
@@ -285,13 +287,13 @@ def check_algorithm(algo: str) -> str:
 class SFTConfig:
     """Settings of `zoo.sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
 
-    dataset: Texts
+    dataset: Texts = field(metadata=ANYTIME)
     """LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together."""
     episodes: Count | None = None
     """Learn the first N episodes of each only; none: all."""
     batch_size: Annotated[int, Range(low=1, high=2**20)] = 64
     """Frames per update, all processes together."""
-    micro_batch_size: Annotated[int, Range(low=1, high=2**20)] | None = None
+    micro_batch_size: Annotated[int, Range(low=1, high=2**20)] | None = field(default=None, metadata=ANYTIME)
     """Of these, in the network at a time, gradients summed; none: all."""
     learning_rate: Annotated[float, Range(above=0, below=1)] = 1e-3
     """At the start, then down to 0 in a straight line."""
@@ -299,7 +301,7 @@ class SFTConfig:
     """Global norm at which a gradient is cut."""
     augment: bool = False
     """Shift the images at random and change their light and colours. See `zoo.imitation.augmentation`."""
-    paraphrases: str | None = None
+    paraphrases: str | None = field(default=None, metadata=ANYTIME)
     """YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew."""
     weight: FrameWeight = "none"
     """Learn every frame alike (none), solved episodes alone (success), or each frame by its advantage. See

@@ -154,8 +154,7 @@ def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_worke
     """
     if asked != "auto":
         return int(asked)
-    divides = num_envs % (2 * group_size) == 0
-    return 2 if accelerator and num_workers > 0 and divides else 1
+    return 2 if accelerator and num_workers > 0 and num_envs % (2 * group_size) == 0 else 1
 
 
 def benchmark_of(config: RunConfig) -> Benchmark:

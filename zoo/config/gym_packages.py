@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.registry import canonical_id
+from zoo.config.settings import Settings
 from zoo.files import quoted
 from zoo.yaml_text import read_yaml_mapping
 
@@ -79,13 +79,13 @@ def packages_of(args_file: Path) -> list[str]:
     return _modules(args, OWN, args_file)
 
 
-def unarmed(args: Mapping[str, Any], args_file: Path) -> dict[str, Any]:
+def unarmed(args: Mapping[str, object], args_file: Path) -> Settings:
     """Return the flags of a published run so that opening it imports nothing unasked."""
     named = [*_modules(args, OWN, args_file), *_modules(args, PUBLISHED, args_file)]
     return {**args, OWN: [], PUBLISHED: list(dict.fromkeys(named))}
 
 
-def _modules(args: Mapping[str, Any], key: str, args_file: Path) -> list[str]:
+def _modules(args: Mapping[str, object], key: str, args_file: Path) -> list[str]:
     found = args.get(key) or []
     if not isinstance(found, list) or not all(isinstance(name, str) and _MODULE.fullmatch(name) for name in found):
         raise BadValue(f"{key} in {args_file} must be a list of modules, got {shown(found)}")

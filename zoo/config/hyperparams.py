@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vla_gym.errors import BadValue, unknown_name
 from zoo.config.run_config import check_settings
+from zoo.config.settings import Options, Settings
 from zoo.files import packaged_folder
 from zoo.yaml_text import read_yaml_mapping
 
@@ -25,7 +25,7 @@ class Hyperparams:
     """Its key, e.g. "LIBERO/nano"."""
     source: str
     """Origin of the numbers."""
-    values: Mapping[str, Any]
+    values: Options
     """Setting -> value."""
 
 
@@ -49,7 +49,7 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     )
 
 
-def acting_recipe(env_id: str, policy: str) -> Mapping[str, Any]:
+def acting_recipe(env_id: str, policy: str) -> Options:
     """Return the settings of a policy that only acts: PPO's, or GRPO's where only they name weights."""
     own = load_hyperparams("ppo", env_id, policy).values
     others = (packaged_entry("grpo", key) for key in candidate_keys(env_id, policy))
@@ -72,12 +72,12 @@ def candidate_keys(env_id: str, policy: str) -> list[str]:
     return [f"{name}/{policy}" for name in names]
 
 
-def read_entries(file: Path, where: str) -> dict[str, Any]:
+def read_entries(file: Path, where: str) -> Settings:
     """Return the file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
     return read_yaml_mapping(file, "entries such as 'LIBERO/nano' to settings", where)
 
 
-def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def deep_merge(below: Mapping[str, object], above: Mapping[str, object]) -> Settings:
     """Return `below` with the keys of `above` over it, at any depth of mappings."""
     merged = dict(below)
     for name, value in above.items():

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
@@ -23,6 +23,7 @@ from vla_policies.resolver import PolicyRef, adapter_folder, resolve_policy
 from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark, observation_layout
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig
+from zoo.config.settings import Options, Settings
 
 if TYPE_CHECKING:  # brings torch
     from vla_policies.footprint import Footprint
@@ -57,7 +58,7 @@ GPU_MEMORY: Mapping[str, float] = {
 """Card -> GiB that programs can have; A100 and H100 are those of 80 GB with SXM."""
 ENOUGH = 8
 """Decisions scored at once beyond which a 7B's passes gain little: recomputing costs more than smaller passes do."""
-PUBLISHED_ADAPTER: Mapping[str, Any] = {"rank": 32}
+PUBLISHED_ADAPTER: Options = {"rank": 32}
 """Of the adapters that recipes start from, before they are here: RLinf's lora_rank."""
 
 
@@ -82,7 +83,6 @@ class Need:
     where: Literal["device", "host"]
     """The policy's device, or the machine's memory. On a CPU both are the same."""
     what: str
-    """In words."""
     size: int
     """Bytes, of one rank."""
 
@@ -113,13 +113,9 @@ def total(lines: Sequence[Need], where: str) -> int:
 
 def need_lines(lines: Sequence[Need]) -> list[str]:
     """Return a line for each, then the sums by place, in GiB, of one rank."""
-    rows = [f"  {line.size / GIB:8.3f} GiB  {line.where:<6}  {line.what}" for line in lines]
-    sums = [
-        f"  {total(lines, where) / GIB:8.3f} GiB  {where:<6}  in all"
-        for where in ("device", "host")
-        if any(line.where == where for line in lines)
-    ]
-    return [*rows, *sums]
+    places = sorted({line.where for line in lines})
+    rows = [*lines, *(Need(where, "in all", total(lines, where)) for where in places)]
+    return [f"  {row.size / GIB:8.3f} GiB  {row.where:<6}  {row.what}" for row in rows]
 
 
 def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
@@ -155,9 +151,8 @@ def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> li
     """Return the simulators of one rank's evaluations, beside those that train."""
     num_ranks = max(1, config.num_envs // plan.envs_per_rank)
     num_envs = min(plan.envs_per_rank, -(-config.eval_episodes * config.evaluation.rounds // num_ranks))
-    if not num_envs:
-        return []
-    return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, "simulators of evaluations")
+    what = "simulators of evaluations"
+    return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, what) if num_envs else []
 
 
 def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Footprint | None:
@@ -167,6 +162,7 @@ def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Foot
     """
     family, options = config.family, dict(config.backbone_kwargs)
     if policy is not None and policy.folder is not None:
+        options = dict(policy.request.options)  # a checkpoint that a run goes on from says itself what it is
         if policy.adapter is not None:
             with policy.opened():
                 options["lora"] = _adapter_options(read_once(policy.adapter.folder, read_adapter_config))
@@ -205,12 +201,12 @@ def trains_in_16_bits(config: RunConfig, policy: PolicyRef | None = None) -> boo
     return counted is not None and counted.trained < 4 * counted.num_trained
 
 
-def _adapter_options(values: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_options(values: Options) -> Settings:
     """Return `lora` of `backbone_kwargs` for an adapter's `adapter_config.json`."""
     return {"rank": values["r"], "alpha": values["lora_alpha"], "targets": values.get("target_modules") or ()}
 
 
-def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def _of_folder(config: RunConfig, options: Options) -> tuple[str, Settings] | None:
     kwargs, folder = config.policy_kwargs, user_path(config.policy)
     family, base = kwargs.get("family"), kwargs.get("base")
     try:
@@ -307,7 +303,7 @@ class Fit:
 
     micro_batch_size: int
     """Decisions scored at once."""
-    options: Mapping[str, Any]
+    options: Options
     """`backbone_kwargs` over the run's."""
     size: int
     """Bytes of a rank's GPU with them."""

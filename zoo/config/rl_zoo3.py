@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from zoo.config.hyperparams import read_entries
+from zoo.config.settings import Settings
 from zoo.files import packaged_folder
 
-hyperparams: dict[str, Any] = read_entries(packaged_folder("hyperparams") / "rl_zoo3.yml", "hyperparams/rl_zoo3.yml")
+hyperparams: Settings = read_entries(packaged_folder("hyperparams") / "rl_zoo3.yml", "hyperparams/rl_zoo3.yml")
 """Gymnasium's id of an environment, or "default" -> rl_zoo3's settings."""

@@ -19,25 +19,27 @@ from zoo.config.algorithm_configs import (
     SFTConfig,
     check_algorithm,
 )
-from zoo.config.evaluation_options import EVAL_OPTIONS, evaluated_options, evaluation_protocol
+from zoo.config.evaluation import EVAL_OPTIONS, EvaluationProtocol, carried_options, evaluation_protocol
 from zoo.config.settings import (
+    ANYTIME,
     MOST_PROCESSES,
     Count,
     CountOrZero,
     Device,
     EnvId,
     NonNegative,
+    Options,
     Positive,
     Processes,
     Range,
     Seconds,
     Seed,
+    Settings,
     Threads,
     annotations_of,
     check_fields,
     check_value,
 )
-from zoo.evaluation.protocol import EvaluationProtocol
 
 
 class EnvOptions(TypedDict, total=False):
@@ -53,7 +55,7 @@ class EnvOptions(TypedDict, total=False):
     """Whether observations have the wrist camera's image."""
     state: bool
     """Whether observations have the robot's state."""
-    instructions: Mapping[str, Any]
+    instructions: Options
     """Task name -> other words for it."""
     reward: RewardKind
     """How the simulator's reward becomes the step's."""
@@ -69,7 +71,7 @@ class EnvOptions(TypedDict, total=False):
     """Seconds that a step may take."""
     reset_timeout: Seconds
     """Seconds that a reset may take."""
-    env_kwargs: Mapping[str, Any]
+    env_kwargs: Options
     """Options of the benchmark's family; `RunConfig.env_options` holds them beside the others."""
 
 
@@ -98,14 +100,14 @@ class StartWeights(TypedDict, total=False):
     """Hub id or folder of the model that `checkpoint`, an adapter, belongs to."""
     unnorm_key: str
     """Data set of its action statistics."""
-    options: Mapping[str, Any]
+    options: Options
     """The family's settings of reading it (`backbone_kwargs`), the chunk aside, which is the recipe's."""
 
 
 class PolicyOptions(TypedDict, total=False):
     """Keyword arguments of `vla_policies.VLAPolicy` that a run may set; the class has their defaults."""
 
-    backbone_kwargs: Mapping[str, Any]
+    backbone_kwargs: Options
     """Settings of the family's network."""
     family: str
     """Family of a checkpoint that does not say it."""
@@ -147,17 +149,17 @@ class RunConfig:
     """Environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3."""
     policy: str
     """Family (fresh weights, or those of its recipe), checkpoint or run folder, or Hub id."""
-    n_timesteps: Count
+    n_timesteps: Count = field(metadata=ANYTIME)
     """Simulator steps to train for, all environments together."""
     num_envs: Processes
     """Simulators side by side, of all processes together."""
     seed: Seed
     """Seed of weights, sampling and start states."""
-    device: Device = "auto"
+    device: Device = field(default="auto", metadata=ANYTIME)
     """Torch device: auto, cpu, cuda, cuda:1."""
-    num_threads: Threads | None = None
+    num_threads: Threads | None = field(default=None, metadata=ANYTIME)
     """Torch CPU threads; none: torch's choice."""
-    eval_freq: CountOrZero | None = None
+    eval_freq: CountOrZero | None = field(default=None, metadata=ANYTIME)
     """Simulator steps between evaluations; 0: at the end only; none: there, before training and on the way, within a
     tenth of the run. See `zoo.training.evaluation.evaluations_before_the_end`."""
     eval_episodes: CountOrZero = 20
@@ -165,26 +167,26 @@ class RunConfig:
     eval_tasks: Sequence[str] = field(default_factory=list)
     """Evaluate on those tasks of the environment that these environments have, e.g. LIBERO-Object LIBERO-Goal; none:
     all."""
-    save_freq: CountOrZero = 0
+    save_freq: CountOrZero = field(default=0, metadata=ANYTIME)
     """Simulator steps between checkpoints; 0: at the end only."""
-    eval_options: Mapping[str, Any] = field(default_factory=dict)
+    eval_options: Options = field(default_factory=dict)
     """`EvalOptions`: how evaluations differ from training."""
-    env_options: Mapping[str, Any] = field(default_factory=dict)
+    env_options: Options = field(default_factory=dict)
     """`EnvOptions`, those of `env_kwargs` among them."""
-    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    policy_kwargs: Options = field(default_factory=dict)
     """`PolicyOptions`."""
-    algo_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    algo_kwargs: Options = field(default_factory=dict)
     """Settings of the algorithm that were given; schedules are mappings."""
     entry: str = ""
     """The hyperparameter entry that the numbers started from."""
-    pipeline_stages: Processes | Literal["auto"] = "auto"
+    pipeline_stages: Processes | Literal["auto"] = field(default="auto", metadata=ANYTIME)
     """Simulate one part of a process's environments while deciding for another; their number, or auto: 2 where the
     policy is on a GPU."""
-    placement: str = "all"
+    placement: str = field(default="all", metadata=ANYTIME)
     """Processes that simulate, that decide and that learn, e.g. env=0-1,rollout=2,actor=3."""
-    offload_idle: bool = False
+    offload_idle: bool = field(default=False, metadata=ANYTIME)
     """Keep the optimiser's state in main memory while the policy decides."""
-    max_staleness: CountOrZero = 0
+    max_staleness: CountOrZero = field(default=0, metadata=ANYTIME)
     """Updates by which the weights that collect a rollout may be behind, where other processes learn."""
 
     def __post_init__(self) -> None:
@@ -228,7 +230,7 @@ class RunConfig:
         return str(self.policy_kwargs.get("family", self.policy))
 
     @property
-    def backbone_kwargs(self) -> Mapping[str, Any]:
+    def backbone_kwargs(self) -> Options:
         """Settings of the policy's network, `policy_kwargs: {backbone_kwargs: ...}`."""
         return self.policy_kwargs.get("backbone_kwargs") or {}
 
@@ -243,9 +245,12 @@ class RunConfig:
         return str(self.eval_options.get("eval_env", self.env))
 
     @property
-    def eval_env_options(self) -> dict[str, Any]:
+    def eval_env_options(self) -> Settings:
         """As `env_options`, of evaluations."""
-        return evaluated_options(self.eval_options, self.env_options)
+        other = "eval_env" in self.eval_options
+        kept = carried_options(self.eval_env, self.env_options) if other else self.env_options
+        split = {"split": self.eval_options["eval_split"]} if "eval_split" in self.eval_options else {}
+        return {**kept, **split, **self.eval_options.get("eval_env_kwargs", {})}
 
     @property
     def chunk(self) -> int:
@@ -271,11 +276,10 @@ def sft_config(config: RunConfig) -> SFTConfig:
     return SFTConfig(**config.algo_kwargs)
 
 
-def known_settings(algo: str) -> dict[str, Any]:
+def known_settings(algo: str) -> Settings:
     """Return setting of a run with `algo` -> its annotation."""
-    run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
     return {
-        **run,
+        **{name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS},
         PER_PROCESS: Processes,
         **EVAL_OPTIONS,
         "policy": StartWeights,
@@ -285,36 +289,37 @@ def known_settings(algo: str) -> dict[str, Any]:
     }
 
 
-def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_settings(algo: str, values: Mapping[str, object], where: str) -> Settings:
     """Return the values with each number of the right kind; `where` starts the error message.
 
     Raises `UnknownName` for a setting that does not exist and `BadValue` for a value of another kind.
     """
-    checked = check_fields(known_settings(algo), values, where)
-    families = {name: checked[name] for name in ("env_kwargs", "eval_env_kwargs") if name in checked}
-    return checked | {name: _checked_options(options, f"{where}: {name}") for name, options in families.items()}
+    return with_checked_families(check_fields(known_settings(algo), values, where), where)
 
 
-def _checked_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check those `EnvOptions` that stand among a family's options, which the family itself checks."""
+def with_checked_families(values: Settings, where: str) -> Settings:
+    """Return settings with those `EnvOptions` checked that stand among a family's options, which that itself checks."""
+    families = {name: values[name] for name in ("env_kwargs", "eval_env_kwargs") if name in values}
+    return values | {name: _checked_options(options, f"{where}: {name}") for name, options in families.items()}
+
+
+def _checked_options(options: Mapping[str, object], where: str) -> Settings:
     known = {name: value for name, value in options.items() if name in ENV_OPTIONS}
     return {**options, **check_fields(ENV_OPTIONS, known, where)}
 
 
-def without_counts(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def without_counts(values: Mapping[str, object], given: Mapping[str, object]) -> Settings:
     """Return a recipe's `values`, without its number of environments where `given` settings have one in its place.
 
     Nor its `n_steps` where they say `rounds_per_update`.
     """
     counts = {"num_envs", PER_PROCESS}
-    replaced = counts if counts & given.keys() else set()
-    if given.get("rounds_per_update") is not None:
-        replaced = {*replaced, "n_steps"}
+    replaced = {*(counts if counts & given.keys() else ()), *(["n_steps"] if given.get("rounds_per_update") else ())}
     return {name: value for name, value in values.items() if name not in replaced}
 
 
 def build_config(
-    *, algo: str, env: str, policy: str, values: Mapping[str, Any], num_collectors: int = 1, **others: Any
+    *, algo: str, env: str, policy: str, values: Options, num_collectors: int = 1, **others: Any
 ) -> RunConfig:
     """Sort checked settings (`check_settings`) into a `RunConfig`, of which `others` are further fields.
 
@@ -340,23 +345,23 @@ def build_config(
     )
 
 
-def env_options(values: Mapping[str, Any], *, without: Collection[str] = ()) -> dict[str, Any]:
+def env_options(values: Options, *, without: Collection[str] = ()) -> Settings:
     """Return the keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
     names = [name for name in ENV_OPTIONS if name not in ("env_kwargs", *without)]
     return {name: values[name] for name in names if name in values} | values.get("env_kwargs", {})
 
 
-def benchmark_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def benchmark_options(options: Mapping[str, object]) -> Settings:
     """Return the part of `env_options` that `vla_gym.find_benchmark` takes: `split` and the family's own options."""
     return {name: value for name, value in options.items() if name not in ENV_OPTIONS or name == "split"}
 
 
-def to_plain(config: RunConfig) -> dict[str, Any]:
+def to_plain(config: RunConfig) -> Settings:
     """Return a dict of plain values, for `config.yml`."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
-def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
+def from_plain(values: Mapping[str, object], where: str) -> RunConfig:
     """Inverse of `to_plain`; raises `UnknownName` or `BadValue` for anything else."""
     known = annotations_of(RunConfig)
     for name in values:
@@ -388,7 +393,7 @@ _SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options")
 """Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value

@@ -9,7 +9,7 @@ import math
 import operator
 import re
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -18,7 +18,6 @@ import yaml
 from vla_gym.errors import BadValue, UnknownName, shown, unknown_name
 from vla_gym.registry import list_envs, option_names
 from vla_gym.specs import LONGEST_WAIT
-from zoo.config.schedules import SHAPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +68,48 @@ EnvId = Annotated[
     str, Pattern(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*){0,2}", "an environment id such as LIBERO-Spatial/3")
 ]
 Seconds = Annotated[float, Range(above=0, high=LONGEST_WAIT)]
-Schedulable = float | Mapping[str, Any]
+Options = Mapping[str, Any]
+"""Settings by name, to read; what a value is, its annotation in a config says."""
+Settings = dict[str, Any]
+"""Settings by name."""
+Schedulable = float | Options
 """A number, or a schedule's mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`."""
+Shape = Literal["constant", "linear", "cosine"]
+SHAPES: Mapping[Shape, Callable[[float], float]] = {
+    "constant": lambda progress_remaining: 1.0,
+    "linear": lambda progress_remaining: progress_remaining,
+    "cosine": lambda progress_remaining: 0.5 * (1.0 - math.cos(math.pi * progress_remaining)),
+}
+"""Shape of a schedule -> weight of `start` against `end`, by the remaining progress: 1 at the start of training and 0
+at its end, which is Stable-Baselines3's convention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A value that changes with the remaining progress."""
+
+    shape: Shape
+    start: float
+    """Value at the start of training."""
+    end: float = 0.0
+    """Value at its end; unused by a constant."""
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.end + (self.start - self.end) * SHAPES[self.shape](progress_remaining)
+
+
+def build_schedule(value: object) -> Any:
+    """Return a schedule's mapping, checked by `check_value`, as a `Schedule`, and anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return Schedule(shape=value["schedule"], **{name: value[name] for name in ("start", "end") if name in value})
+
 
 Texts = str | Sequence[str]
 """A text, or several."""
 
+ANYTIME: Mapping[str, object] = {"anytime": True}
+"""Metadata of a config's field that may change when a run goes on."""
 ALIASES: Mapping[str, str] = {
     alias: name
     for name, aliases in {
@@ -106,15 +141,20 @@ ALIASES: Mapping[str, str] = {
 """Other projects' name of a setting -> its name here; only ever a hint."""
 
 
-def annotations_of(cls: type) -> Mapping[str, Any]:
+def annotations_of(cls: type) -> Options:
     """Return field -> annotation of a dataclass or `TypedDict`."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls)} if is_dataclass(cls) else hints
 
 
-def defaults_of(cls: type) -> Mapping[str, Any]:
+def defaults_of(cls: type) -> Options:
     """Return field -> default of a dataclass, fields without one left out; a `TypedDict` has none."""
     return {f.name: f.default for f in fields(cls) if f.default is not MISSING} if is_dataclass(cls) else {}
+
+
+def anytime_of(cls: type) -> list[str]:
+    """Return the fields of a dataclass that may change when a run goes on."""
+    return [f.name for f in fields(cls) if "anytime" in f.metadata]
 
 
 @functools.cache
@@ -131,12 +171,12 @@ def docs_of(cls: type) -> Mapping[str, str]:
     return found
 
 
-def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_fields(known: Mapping[str, object], values: Mapping[str, object], where: str) -> Settings:
     """Return the values as the annotations in `known` have them; `where` starts the error message.
 
     Raises `UnknownName` for a name that is not known and `BadValue` for a value of another kind.
     """
-    checked: dict[str, Any] = {}
+    checked: Settings = {}
     for name, value in values.items():
         if name not in known:
             raise unknown_setting(known, str(name), where)
@@ -146,47 +186,62 @@ def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str
 
 def unknown_setting(known: Collection[str], name: str, where: str) -> UnknownName:
     """Return the error; another project's name of a setting, or a benchmark's option, is nearer than a spelling."""
-    meant = ALIASES.get(name.casefold())
-    meant = meant if meant in known else None
+    alias = ALIASES.get(name.casefold())
+    meant = alias if alias in known else None
     if meant is None and "env_kwargs" in known and any(name in option_names(env) for env in list_envs()):
         meant = f"env_kwargs:{{{name}: ...}}"
     return unknown_name(f"setting ({where})", name, known, show=40, meant=meant)
 
 
-def check_value(annotation: Any, value: object, where: str) -> Any:
+def check_value(annotation: object, value: object, where: str) -> Any:
     """Return `value` as the annotation has it: an `int` for 1e6, a pair as a list; raises like `check_fields`."""
-    annotation, mark = unmarked(annotation)
-    origin = get_origin(annotation) or annotation
-    if annotation in (Texts, Sequence[str]):
-        return _texts(annotation, value, where)
-    if annotation == Schedulable:
-        return _schedule(mark or Range(), value, where)
-    if origin in (Union, types.UnionType):
-        return _any_of(get_args(annotation), value, where)
+    kind, mark = unmarked(annotation)
+    origin = get_origin(kind) or kind
+    limits = mark if isinstance(mark, Range) else Range()
+    if kind == Schedulable:
+        return _schedule(limits, value, where)
+    if kind != Texts and origin in (Union, types.UnionType):
+        return _any_of(get_args(kind), value, where)
+    fits, words = _KINDS.get(kind, _KINDS.get(origin, _KINDS[Mapping] if is_typeddict(origin) else (None, "")))
+    if fits is None:
+        number = _number(limits, value, where, whole=origin is int)
+        return int(number) if origin is int else number
+    if not fits(value):
+        raise BadValue(f"{where} must be {words}, got {shown(value)}")
     if origin in (str, Literal):
-        return _word(get_args(annotation), mark, value, where)
-    if origin is tuple:
-        if isinstance(value, list | tuple) and len(value) == 2:
-            return [_number(mark or Range(), number, where) for number in value]
-        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {shown(value)}")
-    if origin is Mapping or is_typeddict(origin):
-        return _mapping(origin, value, where)
-    if origin is bool:
-        if isinstance(value, bool):
-            return value
-        raise BadValue(f"{where} must be true or false, got {shown(value)}")
-    number = _number(mark or Range(), value, where)
-    if origin is int and number != int(number):
-        raise BadValue(f"{where} must be a whole number, got {shown(value)}")
-    return int(number) if origin is int else number
+        return _word(get_args(kind), mark, str(value), where)
+    if isinstance(value, Mapping):
+        return check_fields(annotations_of(origin), value, where) if is_typeddict(origin) else dict(value)
+    if isinstance(value, list | tuple):
+        return [_number(limits, one, where) for one in value] if origin is tuple else list(value)
+    return value
 
 
-def unmarked(annotation: Any) -> tuple[Any, Any]:
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+
+
+_KINDS: Mapping[object, tuple[Callable[[Any], bool] | None, str]] = {
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    str: (lambda value: isinstance(value, str), "a word"),
+    Literal: (lambda value: isinstance(value, str), "a word"),
+    tuple: (lambda value: isinstance(value, list | tuple) and len(value) == 2, "two numbers such as [0.1, 0.9]"),
+    Texts: (lambda value: isinstance(value, str) or (value and _are_texts(value)), "text or a list of texts"),
+    Sequence[str]: (_are_texts, "a list of texts"),
+    Mapping: (
+        lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+        "a mapping such as {name: value}",
+    ),
+}
+"""Type, or the origin of one, that is no number -> whether a value is of it, and what it must be in words."""
+
+
+def unmarked(annotation: object) -> tuple[Any, Any]:
     """Return the type of an `Annotated` and its `Range` or `Pattern`; None where it has none."""
     return get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, None)
 
 
-def _any_of(options: tuple[Any, ...], value: object, where: str) -> Any:
+def _any_of(options: tuple[object, ...], value: object, where: str) -> Any:
     """Check against one of: None, a word, or the type that is left."""
     words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
     if (value is None and types.NoneType in options) or (isinstance(value, str) and value in words):
@@ -196,66 +251,43 @@ def _any_of(options: tuple[Any, ...], value: object, where: str) -> Any:
     return check_value(functools.reduce(operator.or_, rest), value, where)
 
 
-def _texts(annotation: Any, value: object, where: str) -> str | list[str]:
-    """`Texts`: one or several; a sequence: none, too."""
-    one = annotation == Texts
-    if one and isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple) and (value or not one) and all(isinstance(text, str) for text in value):
-        return list(value)
-    raise BadValue(f"{where} must be {'text or ' if one else ''}a list of texts, got {shown(value)}")
+def _word(choices: tuple[str, ...], pattern: Pattern | None, word: str, where: str) -> str:
+    if pattern and not re.fullmatch(pattern.regex, word, re.ASCII):
+        raise BadValue(f"{where} must be {pattern.words}, got {shown(word)}")
+    if choices and word not in choices:
+        raise unknown_name(f"choice ({where})", word, choices)
+    return word
 
 
-def _word(choices: tuple[str, ...], pattern: Pattern | None, value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadValue(f"{where} must be a word, got {shown(value)}")
-    if pattern and not re.fullmatch(pattern.regex, value, re.ASCII):
-        raise BadValue(f"{where} must be {pattern.words}, got {shown(value)}")
-    if choices and value not in choices:
-        raise unknown_name(f"choice ({where})", value, choices)
-    return value
-
-
-def _mapping(kind: type, value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise BadValue(f"{where} must be a mapping such as {{name: value}}, got {shown(value)}")
-    return check_fields(annotations_of(kind), value, where) if is_typeddict(kind) else dict(value)
-
-
-def _schedule(limits: Range, value: object, where: str) -> float | dict[str, Any]:
+def _schedule(limits: Range, value: object, where: str) -> float | Settings:
     """Return a number, or a mapping with its numbers checked: a mapping is what a run's configuration can hold."""
     if not isinstance(value, Mapping):
         return _number(limits, value, where, "a number or a schedule such as {schedule: linear, start: 3.0e-4}")
-    shape = value.get("schedule")
-    if not isinstance(shape, str) or shape not in SHAPES:
-        raise unknown_name(f"schedule ({where})", shape, SHAPES)
-    known = ("schedule", "start") if shape == "constant" else ("schedule", "start", "end")
-    for key in value:
-        if key not in known:
-            raise unknown_name(f"setting of a {shape} schedule ({where})", str(key), known)
-    if "start" not in value:
-        raise BadValue(f"{where}: a {shape} schedule needs 'start', got {shown(dict(value))}")
-    return {
-        key: number if key == "schedule" else _number(limits, number, f"{where}.{key}") for key, number in value.items()
-    }
+    known = {"schedule": Shape, "start": Annotated[float, limits], "end": Annotated[float, limits]}
+    if value.get("schedule") == "constant":
+        del known["end"]
+    checked = check_fields(known, value, where)
+    if lacking := {"schedule", "start"} - checked.keys():
+        raise BadValue(f"{where}: a schedule needs '{lacking.pop()}', got {shown(dict(value))}")
+    return checked
 
 
-def _number(limits: Range, value: object, where: str, kind: str = "a number") -> float:
+def _number(limits: Range, value: object, where: str, kind: str = "a number", *, whole: bool = False) -> float:
     # YAML 1.1 reads 3e-4 (no dot) as text; a number was meant.
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise BadValue(f"{where} must be {kind}, got {shown(value)}")
-    for wrong, bound in (
+    for wrong, wanted in (
+        (not math.isfinite(number), kind),
         (number <= limits.above, f"above {limits.above:g}"),
         (number >= limits.below, f"below {limits.below:g}"),
         (number < limits.low, f"at least {limits.low:g}"),
         (number > limits.high, f"at most {limits.high:.12g}"),
+        (whole and number % 1, "a whole number"),
     ):
         if wrong:
-            raise BadValue(f"{where} must be {bound}, got {shown(value)}")
+            raise BadValue(f"{where} must be {wanted}, got {shown(value)}")
     return number
 
 

@@ -52,7 +52,7 @@ def evaluation_record(
     tasks: Sequence[Task],
     *,
     env_id: str,
-    protocol: Mapping[str, Any],
+    protocol: Mapping[str, object],
     **facts: Any,
 ) -> dict[str, Any]:
     """Return an evaluation as JSON values; `facts` are entries about the policy."""

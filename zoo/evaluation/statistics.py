@@ -28,7 +28,6 @@ class Rate:
     """
 
     label: str
-    """Task or suite."""
     successes: int
     episodes: int
     start_states: int | None = None
@@ -68,8 +67,6 @@ def effective_episodes(solved_by_start: Sequence[Sequence[bool]]) -> float:
 
 def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
     """Return the 95 % score interval of a binomial rate (Wilson 1927): honest at 0 and n, unlike k/n +- 2 s.e."""
-    if not 0 <= successes <= episodes or episodes < 1:
-        raise ValueError(f"need 0 <= successes <= episodes and episodes >= 1, got {successes} of {episodes}")
     z2 = _Z95**2
     rate = successes / episodes
     centre = (rate + z2 / (2 * episodes)) / (1 + z2 / episodes)
@@ -84,18 +81,22 @@ def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
 def rates_by_task(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> list[Rate]:
     """Return one rate per task that was tried, in task order."""
     tried = sorted({episode.task_id for episode in episodes})
-    return [_rate(tasks[i].name, [e for e in episodes if e.task_id == i]) for i in tried]
+    return [overall_rate([e for e in episodes if e.task_id == i], tasks[i].name) for i in tried]
 
 
 def rates_by_suite(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task]) -> list[Rate]:
     """Return one rate per suite that was tried, in task order."""
     suites = dict.fromkeys(tasks[i].suite for i in sorted({episode.task_id for episode in episodes}))
-    return [_rate(suite, [e for e in episodes if tasks[e.task_id].suite == suite]) for suite in suites]
+    return [overall_rate([e for e in episodes if tasks[e.task_id].suite == suite], suite) for suite in suites]
 
 
-def overall_rate(episodes: Sequence[EpisodeRecord]) -> Rate:
-    """Return the rate of all episodes together."""
-    return _rate("all episodes", episodes)
+def overall_rate(episodes: Sequence[EpisodeRecord], label: str = "all episodes") -> Rate:
+    """Return the rate of all episodes together; one whose start state was not chosen stands for itself."""
+    found: dict[tuple[int, int], list[bool]] = {}
+    for index, episode in enumerate(episodes):
+        key = (episode.task_id, episode.trial_id) if episode.trial_id >= 0 else (-1, index)
+        found.setdefault(key, []).append(episode.success_once)
+    return _rate_of(label, list(found.values()))
 
 
 def mean_of_rates(rates: Sequence[Rate]) -> float:
@@ -105,10 +106,6 @@ def mean_of_rates(rates: Sequence[Rate]) -> float:
     11, 6 and 5 tasks, so that is not the mean over tasks.
     """
     return statistics.fmean(rate.mean for rate in rates)
-
-
-def _rate(label: str, episodes: Sequence[EpisodeRecord]) -> Rate:
-    return _rate_of(label, _by_start(episodes))
 
 
 def _rate_of(label: str, solved_by_start: Sequence[Sequence[bool]]) -> Rate:
@@ -121,15 +118,6 @@ def _rate_of(label: str, solved_by_start: Sequence[Sequence[bool]]) -> Rate:
         start_states=starts if repeated else None,
         effective=effective_episodes(solved_by_start) if repeated else None,
     )
-
-
-def _by_start(episodes: Sequence[EpisodeRecord]) -> list[list[bool]]:
-    """Whether each episode was solved, start state by start state; one that was not chosen stands for itself."""
-    found: dict[tuple[int, int], list[bool]] = {}
-    for index, episode in enumerate(episodes):
-        key = (episode.task_id, episode.trial_id) if episode.trial_id >= 0 else (-1, index)
-        found.setdefault(key, []).append(episode.success_once)
-    return list(found.values())
 
 
 def rate_of_rounds(label: str, success_E: np.ndarray, rounds: int) -> Rate:

@@ -24,7 +24,7 @@ from vla_gym.errors import BadValue, ServerFailed
 from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoise
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.types import ActionSample
-from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
 from zoo.serving.server import SESSIONS, read_token

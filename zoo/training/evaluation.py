@@ -14,6 +14,7 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState, Task
 from vla_gym.video import VideoGrid
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup, own_block
 from zoo.evaluation.evaluator import (
@@ -24,7 +25,6 @@ from zoo.evaluation.evaluator import (
     evaluate,
     tasks_of,
 )
-from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 

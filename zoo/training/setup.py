@@ -22,7 +22,7 @@ from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
-from zoo.config.schedules import build_schedule
+from zoo.config.settings import build_schedule
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
 from zoo.distributed.process_group import (
     ProcessGroup,

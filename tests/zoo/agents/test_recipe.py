@@ -175,13 +175,6 @@ def test_the_users_keys_stand_beside_the_recipes_at_any_depth() -> None:
     ) == {"learning_rate": {"schedule": "constant"}}
 
 
-def test_a_setting_of_the_network_leaves_the_recipes_others() -> None:
-    config = config_of(
-        "--algo ppo --env ManiSkill-Plate25 --policy openvla", "policy_kwargs:{backbone_kwargs: {recompute: false}}"
-    )
-    assert config.policy_kwargs["backbone_kwargs"] == {"lora": {"rank": 32, "alpha": 32}, "recompute": False}
-
-
 @pytest.fixture
 def bridge(tmp_path: Path) -> Path:
     """A checkpoint whose data set's name means chunks of 5."""

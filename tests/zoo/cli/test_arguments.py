@@ -6,7 +6,6 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import as_pairs, count, key_values
-from zoo.cli.main import main
 
 SEEDED = ("collect", "enjoy", "evaluate", "improve", "optimize", "record_video", "sft", "train")
 
@@ -16,17 +15,6 @@ SEEDED = ("collect", "enjoy", "evaluate", "improve", "optimize", "record_video",
 def test_a_seed_that_no_generator_takes_is_refused(command: str, seed: str) -> None:
     with pytest.raises(BadValue, match="argument --seed: must be"):
         import_module(f"zoo.{command}").parser().parse(["--seed", seed])
-
-
-@pytest.mark.parametrize("command", SEEDED)
-def test_the_largest_seed_is_taken(command: str) -> None:
-    args = import_module(f"zoo.{command}").parser().parse(["--seed", "4294967295"])
-    assert args.seed == 2**32 - 1
-
-
-def test_a_dry_run_refuses_such_a_seed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--env", "Toy-Reach", "--seed", "4294967296", "--dry-run"]) == 2
-    assert "--seed: must be at most 4294967295, got '4294967296'" in capsys.readouterr().err
 
 
 def test_pairs_are_read_back_as_they_were() -> None:

@@ -176,26 +176,20 @@ REFUSED = [
     ("--num-threads 1e30", "--num-threads"),
     ("--num-envs 1e6", "--num-envs"),
     ("-n 1e30", "--n-timesteps"),
-    ("-n many", "--n-timesteps"),
     ("-f /proc/foo", "/proc/foo"),
-    ("-f afile/logs", "afile/logs"),
     ("-tb afile", "afile"),
     ("--gym-packages ..", "'..'"),
     ("--policy a\udcff", "UTF-8"),
     (f"{'x' * 5000}", "xxx"),
     ("--env-kwargs image_size:64", "-params"),
-    ("--trained-agent x.zip", "-i RUN"),
-    ("--verbose 1", "'--verbose'"),
     ("-optimize", "zoo.optimize"),
     ("--num-env 3", "'--num-envs'"),
     ("-params on_worker_error:foo", "on_worker_error"),
     ("-params policy_kwargs:{greedy:foo}", "policy_kwargs"),
     ("-params instructions:{foo: bar}", "'foo'"),
-    ("-params n_epochs:1e18", "n_epochs"),
     ("-params chunk:999999999999", "chunk"),
     ("-params learning_rate:{schedule: [x]}", "learning_rate"),
     (f"-params gamma:{'9' * 400}", "gamma"),
-    ("-params save_freq:2020-13-45", "save_freq"),
     ("-params chunk:!!int abc", "chunk"),
     ("--push-to-hub ../x", "../x"),
     ("--track foo", "'foo'"),
@@ -216,20 +210,6 @@ def test_nonsense_is_refused_before_anything_starts(
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert len(said.err) < 800
     assert [one.name for one in tmp_path.iterdir()] == ["afile"]
-
-
-@pytest.mark.parametrize(("env", "extra"), [("MetaWorld/reach", "metaworld"), ("ManiSkill/PushCube", "maniskill")])
-def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
-    env: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for module in ("metaworld", "mani_skill", "sapien"):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert main(["train", "--env", env]) == 2
-    said = capsys.readouterr()
-    assert said.err.endswith(f'pip install "vla-zoo[{extra}]"\n')
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(

@@ -33,10 +33,6 @@ def test_flags_stand_above_params_and_params_above_the_file() -> None:
     assert config.entry == "Toy-Reach/nano"
 
 
-def test_the_algorithm_may_be_written_in_any_case() -> None:
-    assert resolve("--algo PPO --env Toy-Reach").algo == "ppo"
-
-
 def test_policy_kwargs_are_merged_one_level_deep(tmp_path: Path) -> None:
     conf = tmp_path / "c.yml"
     conf.write_text(
@@ -56,7 +52,6 @@ def test_without_a_seed_one_is_drawn() -> None:
     [
         ("", "--env is missing"),
         ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
-        ("--env LIBERO-Spatiall", "Did you mean 'LIBERO-Spatial'"),
         ("--env Toy-Reach/9", r"Toy-Reach/0 \.\. Toy-Reach/2"),
         ("--algo grppo --env Toy-Reach", "Did you mean 'grpo'"),
         ("--env Toy-Reach --policy nanno", "Did you mean 'nano'"),
@@ -74,29 +69,15 @@ def test_without_a_seed_one_is_drawn() -> None:
             "--env Toy-Reach -params policy_kwargs:{'revision':'foo'}",
             "revision 'foo' is for Hub ids",
         ),
-        ("--env Toy-Reach -params image_size:1000000", "image_size must be at most 2048, got 1000000"),
-        ("--env Toy-Reach -params image_size:3", "image_size must be at least 8, got 3"),
         ("--env Toy-Reach -params batch_size:1", "batch_size=1"),
         ("--env Toy-Reach --num-envs 1 -params n_steps:1", "n_steps x num_envs = 1"),
         ("--env Toy-Reach -params bc_coef:0.1", "needs bc_dataset"),
         ("--env Toy-Reach -params bc_dataset:demos", "bc_dataset='demos' needs bc_coef"),
-        ("--env Toy-Reach -params bc_coef:-1 bc_dataset:demos", "bc_coef must be at least 0"),
         ("--env Toy-Reach -params bc_coef:1 bc_dataset:[demos,./demos]", "bc_dataset names './demos' twice"),
         ("--env Toy-Reach -params env_kwargs:{'env_id':'x'}", "no option of Toy-Reach 'env_id'"),
-        ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
         ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
-        ("--env Toy-Reach -params gamma:[", "cannot read the value"),
-        ("--env Toy-Reach -params gamma:high", "must be a number, got 'high'"),
-        (
-            "--env Toy-Reach -params env_kwargs:{colour:red}".replace("colour:red", "'colour':'red'"),
-            "option of Toy-Reach",
-        ),
         ("--env Toy-Reach -params split:nowhere", "nowhere"),
-        ("--env Toy-Reach -params instructions:{'foo':'bar'}", "no task of Toy-Reach 'foo'"),
         ("--env Toy-Reach -conf no.yml", "cannot read 'no.yml'"),
-        ("--env Toy-Reach -n 0", "must be at least 1"),
-        ("--env Toy-Reach -n many", "must be a number, got 'many'"),
-        ("--env Toy-Reach --num-env 4", "did you mean '--num-envs'"),
         ("--env Toy-Reach --eval-episodes 100000", "at most --eval-episodes 150"),
         ("--env Toy-Reach --eval-tasks Toy-Reach/1 --eval-episodes 51", "Toy-Reach/1; at most --eval-episodes 50"),
         ("--env Toy-Reach --eval-tasks MetaWorld/reach", "trained has none of its tasks"),
@@ -106,14 +87,8 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --placement env=0,rollout=0,actor=1", "the run has 1 process"),
         ("--env Toy-Reach --max-staleness 1", "needs rollout ranks that do not learn"),
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
-        ("--env Toy-Reach --pipeline-stages 0", "--pipeline-stages: must be at least 1, got '0'"),
         ("--env Toy-Reach --pipeline-stages both", "--pipeline-stages: must be a number, got 'both'"),
-        ("--env Toy-Reach --track wandbb", "wandb"),
         ("--env Toy-Reach -params rounds_per_update:2 n_steps:8", "rounds_per_update and n_steps are two ways"),
-        (
-            "--env Toy-Reach --push-to-hub it",
-            "'it' is no name of a Hub repository",
-        ),
     ],
 )
 def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:

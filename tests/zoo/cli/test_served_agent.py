@@ -52,7 +52,7 @@ def test_the_servers_declaration_chooses_environment_and_options(url: str) -> No
         (["--temperature", "2"], "temperature: settings of a policy are its server's"),
         (["--unnorm-key", "x"], "unnorm_key: settings of a policy"),
         (["-params", "policy_kwargs:{backbone_kwargs: {head: l1}}"], "settings of a policy are its server's"),
-        (["-params", "image_size:16"], "wants image_size 8, the environment has 16"),
+        (["-params", "image_size:16"], "image_size=8, the environment has image_size=16"),
         (["--rounds", "2"], "sample with --stochastic"),
         (["--token-file", "nowhere"], "nowhere"),
     ],

@@ -19,7 +19,6 @@ from zoo.config.gym_packages import (
     import_gym_packages,
     import_named_packages,
     import_packages_of,
-    packages_flag,
     packages_of,
 )
 from zoo.config.run_config import to_plain
@@ -114,11 +113,6 @@ def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
         packages_of(tmp_path / "args.yml")
     with pytest.raises(BadValue, match="cannot read"):
         packages_of(tmp_path / "none.yml")
-
-
-def test_modules_are_a_flag_and_none_are_nothing() -> None:
-    assert packages_flag(["one", "two"]) == " --gym-packages one two"
-    assert packages_flag([]) == ""
 
 
 def test_the_working_directory_is_searched_for_named_modules_alone_and_last(

@@ -98,15 +98,6 @@ def test_pictures_are_shown_until_the_user_closes_the_window(pictures: list[tupl
     assert not root.destroyed
 
 
-def test_closing_takes_it_away_once(pictures: list[tuple[int, int]]) -> None:
-    root = Root()
-    window = Window(Tk, root, fps=1000.0)  # type: ignore[arg-type]
-    window.close()
-    assert root.destroyed
-    window.show(np.zeros((4, 6, 3), np.uint8))
-    assert not pictures
-
-
 def test_there_is_none_without_a_display_or_without_tkinter(monkeypatch: pytest.MonkeyPatch) -> None:
     tkinter = pytest.importorskip("tkinter")
 

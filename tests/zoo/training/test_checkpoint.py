@@ -26,7 +26,7 @@ from vla_policies import VLAPolicy
 from vla_policies.checkpoint_io.manifest import extend_manifest
 from zoo import GRPO, PPO
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.schedules import build_schedule
+from zoo.config.settings import build_schedule
 from zoo.runs.folder import STATE_FILE
 from zoo.training.checkpoint import (
     load_checkpoint,

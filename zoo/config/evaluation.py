@@ -1,15 +1,52 @@
-"""Evaluations during training: which environment, which start states, and how the policy acts there."""
+"""How success is measured: the protocol that flags and published rows fill, and what evaluations of a run differ in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from dataclasses import asdict, dataclass, field
+from typing import TypedDict
 
 from vla_gym.errors import BadValue
 from vla_gym.make import known_options
 from vla_gym.specs import Benchmark
-from zoo.config.settings import Count, CountOrZero, Positive, annotations_of
-from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.config.settings import Count, CountOrZero, Options, Positive, Settings, annotations_of, check_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """Settings that two success rates must share to be compared, the weights aside."""
+
+    sample: bool = False
+    """Draw actions from the policy's distribution, instead of its deterministic ones."""
+    temperature: Positive | None = None
+    """Of drawn action tokens; None = the policy's own."""
+    top_k: CountOrZero | None = None
+    """Draw among the k likeliest tokens, 0 = all; None = the policy's own."""
+    rounds: Count = 1
+    """Episodes of every start state, each with noise of its own."""
+    start_states: int | None = None
+    """Number of start states, as `choose_start_states` spreads them over the tasks; None = the whole grid."""
+    split: str | None = None
+    """Split of the start states; None = the run's or the recipe's."""
+    env_kwargs: Options = field(default_factory=dict)
+    """The benchmark's own options; its `protocol` sets horizons and settle steps."""
+
+    def __post_init__(self) -> None:
+        """Raise `BadValue` for numbers out of range, and for settings of drawn actions where none are drawn."""
+        for name in ("temperature", "top_k", "rounds"):
+            check_value(annotations_of(EvaluationProtocol)[name], getattr(self, name), name)
+        if self.sampling and not self.sample:
+            raise BadValue("temperature and top_k are of sampled actions, and these are to be deterministic")
+
+    @property
+    def sampling(self) -> Settings:
+        """The settings of `VLAPolicy` that stand above the checkpoint's."""
+        given = {"temperature": self.temperature, "top_k": self.top_k}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def to_json(self) -> Settings:
+        """JSON values, for `protocol` in an evaluation's record and in a run folder."""
+        return asdict(self)
 
 
 class EvalOptions(TypedDict, total=False):
@@ -19,7 +56,7 @@ class EvalOptions(TypedDict, total=False):
     """Evaluate there, e.g. on held-out tasks, which need the same actions; none: in the run's environment."""
     eval_split: str
     """Start states of another split, e.g. test; none: the run's own."""
-    eval_env_kwargs: Mapping[str, Any]
+    eval_env_kwargs: Options
     """The benchmark's options in evaluations, over the run's, e.g. protocol:lerobot."""
     eval_stochastic: bool
     """Sample actions in evaluations, too."""
@@ -35,9 +72,7 @@ EVAL_OPTIONS = annotations_of(EvalOptions)
 """Setting -> its annotation."""
 
 
-def evaluation_protocol(
-    options: Mapping[str, Any], env_options: Mapping[str, Any], start_states: int
-) -> EvaluationProtocol:
+def evaluation_protocol(options: Options, env_options: Options, start_states: int) -> EvaluationProtocol:
     """Return the protocol of a run with these `EvalOptions` and `EnvOptions`; raises `BadValue` for a contradiction."""
     drawn = "eval_temperature" in options or "eval_top_k" in options
     return EvaluationProtocol(
@@ -51,14 +86,7 @@ def evaluation_protocol(
     )
 
 
-def evaluated_options(options: Mapping[str, Any], env_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `vla_gym.make_vec` that evaluations of such a run have."""
-    kept = carried_options(options["eval_env"], env_options) if "eval_env" in options else env_options
-    split = {"split": options["eval_split"]} if "eval_split" in options else {}
-    return {**kept, **split, **options.get("eval_env_kwargs", {})}
-
-
-def carried_options(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def carried_options(env: str, options: Mapping[str, object]) -> Settings:
     """Return the options of a run's environment that apply to another environment, `env`, too.
 
     Left out are `instructions`, which name tasks, and options that the family of `env` does not have, such as

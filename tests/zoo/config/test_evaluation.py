@@ -1,15 +1,19 @@
-"""Settings of evaluations during training, as flags, as `-params` and in a run's record."""
+"""Protocols, and settings of evaluations during training: as flags, as `-params` and in a run's record."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
 from zoo import sft, train
 from zoo.cli.main import guarded
-from zoo.cli.run_flags import resolve_new_finetuning, resolve_new_run
+from zoo.cli.run_flags import resolve_new_run
 from zoo.config.batch_plan import evaluated_benchmark
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.run_config import RunConfig, from_plain, to_plain
+from zoo.sft import resolve_new_finetuning
 
 TOY = ["--env", "Toy-Reach", "--seed", "0"]
 
@@ -113,3 +117,33 @@ def test_settings_that_contradict_each_other_in_a_file() -> None:
     values = {**to_plain(config()), "eval_options": {"eval_stochastic": False, "eval_top_k": 3}}
     with pytest.raises(BadValue, match="these are to be deterministic"):
         from_plain(values, "config.yml")
+
+
+def test_a_published_protocol_in_one_record() -> None:
+    published = EvaluationProtocol(sample=True, temperature=1.6, rounds=2, env_kwargs={"protocol": "rlinf"})
+    assert published.sampling == {"temperature": 1.6}
+    assert published.to_json() == {
+        "sample": True,
+        "temperature": 1.6,
+        "top_k": None,
+        "rounds": 2,
+        "start_states": None,
+        "split": None,
+        "env_kwargs": {"protocol": "rlinf"},
+    }
+    assert EvaluationProtocol().sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"temperature": 1.6}, "temperature and top_k are of sampled actions"),
+        ({"top_k": 50}, "temperature and top_k are of sampled actions"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"sample": True, "top_k": -1}, "top_k must be at least 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ],
+)
+def test_what_contradicts_itself(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        EvaluationProtocol(**fields)

@@ -10,14 +10,10 @@ import pytest
 from vla_gym.errors import BadValue, UnknownName
 from zoo import sft, train
 from zoo.cli.main import guarded
-from zoo.cli.run_flags import (
-    find_stopped_run,
-    resolve_new_finetuning,
-    resolve_new_run,
-    resolve_resumed_finetuning,
-)
+from zoo.cli.run_flags import resolve_new_run
 from zoo.config.run_config import sft_config
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
+from zoo.sft import find_stopped_run, resolve_new_finetuning, resolve_resumed_finetuning
 
 OF_WEIGHTS = ("weight", "beta", "gamma")
 ADVANTAGE = ("--env", "Toy-Reach", "--dataset", "x", "--weight", "advantage")
@@ -82,7 +78,7 @@ def test_a_run_that_goes_on_is_the_stored_one_but_for_what_may_change(run: RunFo
         (["--env", "MetaWorld/reach"], "--env MetaWorld/reach does not fit the run"),
         (
             ["--batch-size", "8"],
-            "--batch-size cannot change when a run goes on with -i; allowed: --eval-freq,",
+            "--batch-size cannot change when a run goes on with -i; allowed: --device,",
         ),
         (["--seed", "0"], "--seed cannot change"),
         (["--augment"], "--augment cannot change"),

@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Task
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.hyperparams import acting_recipe, read_entries
+from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.evaluation.statistics import binomial_exact, mean_of_rates, overall_rate, rates_by_suite
 from zoo.files import packaged_folder
 
@@ -28,9 +29,7 @@ class Figure:
     """One printed number of a row."""
 
     label: str
-    """Heading of its column."""
     percent: float
-    """As printed."""
     of: tuple[str, ...] = ()
     """Environment ids whose episodes it counts."""
     suites: tuple[str, ...] = ()
@@ -47,7 +46,6 @@ class Recipe:
     env: str
     """Environment id, or `ANY_SUITE`."""
     policy: str
-    """Family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +58,8 @@ class PublishedRow:
     source: str
     """Paper and page."""
     hardware: str
-    """Training data of the source."""
+    """The source's."""
     protocol: EvaluationProtocol
-    """How it was measured."""
     horizon: tuple[int, ...]
     """Policy steps of an episode, shortest first where tasks differ."""
     settle_steps: int
@@ -76,7 +73,7 @@ class PublishedRow:
     """Environment id -> Hub id of the weights that gave the figure; empty where none were published."""
     recipe: Recipe | None = None
     """Algorithm that trains such a model here; None for rows that were not trained by reward."""
-    reproduced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reproduced: Mapping[str, Options] = field(default_factory=dict)
     """Figure's label -> successes, episodes and date of a reproduction here."""
 
     @property
@@ -99,7 +96,7 @@ class PublishedRow:
         block = acting_recipe(env, self.family).get("policy", {})
         return self.family if block.get("checkpoint") == self.weights[env] else self.weights[env]
 
-    def reading(self, env: str) -> dict[str, Any]:
+    def reading(self, env: str) -> Settings:
         """Return the `policy_kwargs` with which the model acts: its family, and the denoising steps it trained by."""
         if self.family is None:
             return {}
@@ -125,10 +122,13 @@ def find_published(name: str) -> PublishedRow:
     return rows[name]
 
 
-def _row(name: str, values: Mapping[str, Any], reproduced: Mapping[str, Any]) -> PublishedRow:
+def _row(name: str, values: Options, reproduced: Options) -> PublishedRow:
     protocol = values["protocol"]
     horizon = protocol["horizon"]
-    figures = tuple(_figure(figure) for figure in values["figures"])
+    figures = tuple(
+        Figure(**{**figure, "of": tuple(figure.get("of", ())), "suites": tuple(figure.get("suites", ()))})
+        for figure in values["figures"]
+    )
     envs = dict.fromkeys(env for figure in figures for env in figure.of)
     weights, recipe = values.get("weights", {}), values.get("recipe")
     return PublishedRow(
@@ -151,17 +151,6 @@ def _row(name: str, values: Mapping[str, Any], reproduced: Mapping[str, Any]) ->
     )
 
 
-def _figure(values: Mapping[str, Any]) -> Figure:
-    of: Sequence[str] = values.get("of", ())
-    return Figure(
-        label=values["label"],
-        percent=float(values["percent"]),
-        of=tuple(of),
-        suites=tuple(values.get("suites", ())),
-        average=values.get("average"),
-    )
-
-
 Measured = Mapping[str, tuple[Sequence[EpisodeRecord], Sequence[Task]]]
 """Environment id -> its episodes, and its tasks."""
 _RULES = {
@@ -176,7 +165,7 @@ def protocol_lines(
     row: PublishedRow,
     envs: Sequence[str] | None = None,
     episodes: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> list[str]:
     """Return how a row is measured, in those of its environments, on so many start states of each (None: its own).
 
@@ -211,10 +200,9 @@ def protocol_lines(
 def comparison_lines(row: PublishedRow, measured: Measured) -> list[str]:
     """Return a line for each printed figure: it, ours with k/n, and the exact binomial test against it."""
     width = max(len(figure.label) for figure in row.figures)
-    lines = [f"published    ours       k/n    {'':<{width}}  {row.name}"]
     ours: dict[str, float] = {}
-    for figure in row.figures:
-        lines.append(_line(figure, row, width, measured, ours))
+    lines = [f"published    ours       k/n    {'':<{width}}  {row.name}"]
+    lines += [_line(figure, row, width, measured, ours) for figure in row.figures]
     if row.protocol.rounds > 1:
         lines.append(
             f"p counts the {row.protocol.rounds} rounds of a start state as independent, which they are not quite"
@@ -243,8 +231,7 @@ def _line(figure: Figure, row: PublishedRow, width: int, measured: Measured, our
 
 def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mapping[str, float]) -> float | None:
     """Return our average in per cent; None where a part of it was not played, or its rule is not known."""
-    columns = sum(one.average is None for one in row.figures)
-    if not measured.keys() >= set(row.envs) or len(ours) < columns:
+    if not measured.keys() >= set(row.envs) or len(ours) < sum(one.average is None for one in row.figures):
         return None
     if figure.average == "plain":
         return statistics.fmean(ours.values())
@@ -252,8 +239,8 @@ def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mappin
         (episodes, tasks) = measured[figure.of[0]]
         rates = rates_by_suite(episodes, tasks)
         return 100 * mean_of_rates(rates) if len(rates) == len({task.suite for task in tasks}) else None
-    weights = {"vision": 5, "semantic": 7, "execution": 3, "in distribution": 1}
     if figure.average == "ood":
+        weights = {"vision": 5, "semantic": 7, "execution": 3, "in distribution": 1}
         return sum(weight * ours[label] for label, weight in weights.items()) / 16
     return None
 
@@ -266,12 +253,12 @@ def _episodes(figure: Figure, measured: Measured) -> list[EpisodeRecord]:
     return found
 
 
-def comparison_record(row: PublishedRow, measured: Measured) -> dict[str, Any]:
+def comparison_record(row: PublishedRow, measured: Measured) -> Settings:
     """Return the figures beside ours as JSON values."""
     figures = []
     for figure in row.figures:
         episodes = [] if figure.average else _episodes(figure, measured)
-        entry: dict[str, Any] = {"label": figure.label, "published": figure.percent}
+        entry: Settings = {"label": figure.label, "published": figure.percent}
         if episodes:
             rate = overall_rate(episodes)
             entry |= {"successes": rate.successes, "episodes": rate.episodes, "percent": 100 * rate.mean}
