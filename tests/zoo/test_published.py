@@ -12,8 +12,8 @@ from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
 from vla_gym.registry import find_benchmark
 from zoo import evaluate, published, train
 from zoo.agents.agent import Agent
-from zoo.config import published as rows
 from zoo.config.evaluation import EvaluationProtocol
+from zoo.evaluation import published as rows
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.published import (
     Figure,
