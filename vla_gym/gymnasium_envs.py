@@ -5,7 +5,7 @@ It is one task with a sentence, an image, and seeds as start states; `GymnasiumS
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -13,7 +13,6 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -22,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vla_gym.errors import BadValue, VLAZooError, check_integer, check_known, shown, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known, shown
 from vla_gym.observation import check_instruction
 from vla_gym.registry import register_benchmark
 from vla_gym.simulator import SimStep
@@ -32,26 +31,8 @@ SPLITS = ("train", "test", "validation")
 _UNBOUNDED = 1e6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """Arguments of `from_gymnasium`, classes and functions by their names."""
-
-    env: str
-    registered: bool
-    """Whether `env` is a Gymnasium id; else it is "module:name" of what makes the environment."""
-    instruction: str
-    success: str
-    horizon: int
-    trials: int
-    image: str | None
-    state: str | bool
-    control_hz: float
-    in_process: bool
-    kwargs: Mapping[str, Any] = field(hash=False)
-
-
-DESCRIBED: dict[str, Description] = {}
-"""Benchmark id -> description."""
+DESCRIBED: dict[str, Benchmark] = {}
+"""Benchmark id -> its benchmark of split "train"."""
 
 
 def from_gymnasium(
@@ -107,67 +88,57 @@ def from_gymnasium(
     except (TypeError, ValueError) as error:
         raise BadValue(f"{kwargs} must be JSON values (they are recorded, and sent to workers): {error}") from error
     own_id = id or name.rpartition(":")[2].rpartition("/")[2].replace(".", "-")
-    described = Description(
-        env=name,
-        registered=registered,
-        instruction=instruction,
-        success=success if isinstance(success, str) else importable("success", success),
-        horizon=check_integer("horizon", horizon, 1),
-        trials=check_integer("trials", trials, 1),
-        image=image,
-        state=state,
-        control_hz=control_hz,
-        in_process=in_process,
-        kwargs=kwargs,
-    )
-    if DESCRIBED.get(own_id, described) != described:
-        raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
-    sizes(described)  # before anything is registered: what fails here can be called again, put right
-    register_benchmark(f"{__name__}:gymnasium_benchmark", {own_id: 1})
-    DESCRIBED[own_id] = described
-    return gymnasium_benchmark(own_id)
-
-
-def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
-    """Describe an environment that `from_gymnasium` has registered; makes it once to read its spaces."""
-    check_known("split", split, SPLITS)
-    described = DESCRIBED[env_id]
-    action_dim, state_dim = sizes(described)
+    check_integer("trials", trials, 1)
     task = Task(
-        name=env_id,
-        instruction=described.instruction,
-        horizon=described.horizon,
-        num_trials=described.trials,
-        suite=env_id,
+        name=own_id,
+        instruction=instruction,
+        horizon=check_integer("horizon", horizon, 1),
+        num_trials=trials,
+        suite=own_id,
     )
-    return Benchmark(
-        id=env_id,
+    driven = {
+        "env": name,
+        "registered": registered,
+        "env_kwargs": kwargs,
+        "success": success if isinstance(success, str) else importable("success", success),
+        "image": image,
+        "state": state,
+        "first_seed": 0,
+    }
+    action_dim, state_dim = _sizes(driven)  # before anything is registered: what fails here can be called again
+    benchmark = Benchmark(
+        id=own_id,
         tasks=(task,),
         action_dim=action_dim,
         action_spec=ActionSpec(rotation="none", gripper="none", frame="delta"),
         state_dim=state_dim,
         cameras=("image",),
         default_image_size=64,
-        control_hz=described.control_hz,
+        control_hz=control_hz,
         simulator=f"{__name__}:GymnasiumSimulator",
-        simulator_kwargs={
-            "env": described.env,
-            "registered": described.registered,
-            "env_kwargs": dict(described.kwargs),
-            "success": described.success,
-            "image": described.image,
-            "state": described.state,
-            "first_seed": SPLITS.index(split) * described.trials,
-        },
-        in_process=described.in_process,
+        simulator_kwargs=driven,
+        in_process=in_process,
         protocol={
-            "environment": described.env,
-            "environment_kwargs": dict(described.kwargs),
-            "success": described.success,
+            "environment": name,
+            "environment_kwargs": kwargs,
+            "success": driven["success"],
             "start_states": "trial k is reset(seed=k) of split train, reset(seed=trials + k) of split test, "
             "reset(seed=2 * trials + k) of split validation",
         },
     )
+    if DESCRIBED.get(own_id, benchmark) != benchmark:
+        raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
+    register_benchmark(f"{__name__}:gymnasium_benchmark", {own_id: 1})
+    DESCRIBED[own_id] = benchmark
+    return benchmark
+
+
+def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
+    """Describe an environment that `from_gymnasium` has registered."""
+    check_known("split", split, SPLITS)
+    benchmark = DESCRIBED[env_id]
+    first_seed = SPLITS.index(split) * benchmark.tasks[0].num_trials
+    return dataclasses.replace(benchmark, simulator_kwargs={**benchmark.simulator_kwargs, "first_seed": first_seed})
 
 
 class GymnasiumSimulator:
@@ -187,12 +158,16 @@ class GymnasiumSimulator:
         state: str | bool,
         first_seed: int,
     ) -> None:
-        self._env = make_env(env, env_kwargs, registered=registered, rendered=image is None)
-        self._low, self._high = action_bounds(self._env.action_space, env)
+        self._env = _make_env(env, env_kwargs, registered=registered, rendered=image is None)
+        self.low_A, self._high_A = action_bounds(self._env.action_space, env)
         self._success = success_of(success)
         self._image_key, self._image_size, self._cameras = image, image_size, cameras
         self._state_key, self._state_space = state, state_space(self._env.observation_space, state)
+        if image is not None:
+            check_known("key of the observation", image, _parts(self._env.observation_space))
         self._first_seed = first_seed
+        self.info: Mapping[str, Any] = {}
+        """Of the last step."""
         self._obs: Any = None
 
     def reset(self, start: StartState) -> str:
@@ -203,15 +178,14 @@ class GymnasiumSimulator:
 
     def step(self, action_A: np.ndarray) -> SimStep:
         space = self._env.action_space
-        scaled_A = self._low + (action_A.astype(np.float64) + 1.0) / 2.0 * (self._high - self._low)
+        scaled_A = self.low_A + (action_A.astype(np.float64) + 1.0) / 2.0 * (self._high_A - self.low_A)
         if np.issubdtype(space.dtype, np.integer):
             scaled_A = np.rint(scaled_A)
-        self._obs, reward, terminated, truncated, info = self._env.step(
-            scaled_A.astype(space.dtype).reshape(space.shape)
-        )
+        action = scaled_A.astype(space.dtype).reshape(space.shape)
+        self._obs, reward, terminated, truncated, self.info = self._env.step(action)
         return SimStep(
             reward=float(reward),
-            success=bool(self._success(info)),
+            success=bool(self._success(self.info)),
             terminated=bool(terminated),
             truncated=bool(truncated),
         )
@@ -219,7 +193,8 @@ class GymnasiumSimulator:
     def observe(self) -> Mapping[str, np.ndarray]:
         out: dict[str, np.ndarray] = {}
         if "image" in self._cameras:
-            out["image"] = square(_image(self._env, self._obs, self._image_key), self._image_size)
+            image = self._env.render() if self._image_key is None else self._obs[self._image_key]
+            out["image"] = square(image, self._image_size)
         if self._state_space is not None:
             value = self._obs[self._state_key] if isinstance(self._state_key, str) else self._obs
             out["state"] = scaled_state(np.asarray(value), self._state_space)
@@ -229,7 +204,7 @@ class GymnasiumSimulator:
         self._env.close()
 
 
-def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered: bool) -> gym.Env[Any, Any]:
+def _make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered: bool) -> gym.Env[Any, Any]:
     """Return the environment: of a Gymnasium id without its time limit, or what "module:name" makes.
 
     With `rendered` it is asked for arrays of `render()`, a class or function where it has a `render_mode`.
@@ -266,21 +241,24 @@ def has_bounds(space: gym.spaces.Box) -> np.ndarray:
 
 def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | None:
     """Return the part of the observation space that is the state, None for none; raises for a key that is not there."""
+    parts = _parts(space)
     if isinstance(state, str):
-        known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
-        if state not in known:
-            raise unknown_name("key of the observation", state, known)
-        if not _is_vector(known[state]):
-            raise BadValue(f"the state '{state}' must be a vector, got {known[state]}")
-        return known[state]  # type: ignore[return-value]
-    if not state:
+        check_known("key of the observation", state, parts)
+        space = parts[state]
+        if not _is_vector(space):
+            raise BadValue(f"the state '{state}' must be a vector, got {space}")
+    elif not state:
         return None
-    if isinstance(space, gym.spaces.Dict) and (vectors := [key for key, part in space.items() if _is_vector(part)]):
+    elif vectors := [key for key, part in parts.items() if _is_vector(part)]:
         raise BadValue(
             f"which of {', '.join(vectors)} is the state? say state='{vectors[0]}', or state=False for a policy that "
             "looks at the image only"
         )
     return space if _is_vector(space) else None  # type: ignore[return-value]
+
+
+def _parts(space: gym.Space[Any]) -> Mapping[str, gym.Space[Any]]:
+    return space.spaces if isinstance(space, gym.spaces.Dict) else {}
 
 
 def _is_vector(space: gym.Space[Any]) -> bool:
@@ -308,35 +286,21 @@ def square(image: Any, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BOX))
 
 
-def _image(env: gym.Env[Any, Any], obs: Any, key: str | None) -> Any:
-    if key is None:
-        return env.render()
-    if not isinstance(obs, Mapping) or key not in obs:
-        raise unknown_name("key of the observation", key, obs if isinstance(obs, Mapping) else ())
-    return obs[key]
-
-
-@functools.cache
-def sizes(described: Description) -> tuple[int, int]:
+def _sizes(driven: Mapping[str, Any]) -> tuple[int, int]:
     """Return the length of the environment's actions and of its state, 0 without one.
 
     Resets, looks and steps once. Raises `BadValue` for what does not fit or fails; warns where `info` lacks `success`.
     """
-    name = described.env
+    name, success = driven["env"], driven["success"]
     try:
-        env = make_env(name, described.kwargs, registered=described.registered, rendered=described.image is None)
+        simulator = GymnasiumSimulator((), 1, ("image",), **driven)
     except (TypeError, gym.error.Error) as error:
-        raise BadValue(f"{name} cannot be made with {dict(described.kwargs)}: {error}") from error
+        raise BadValue(f"{name} cannot be made with {driven['env_kwargs']}: {error}") from error
+    action_dim = len(simulator.low_A)
     try:
-        low, _ = action_bounds(env.action_space, name)
-        state = state_space(env.observation_space, described.state)
-        obs, _ = env.reset(seed=0)
-        square(_image(env, obs, described.image), 1)
-        env.action_space.seed(0)
-        info = env.step(env.action_space.sample())[4]
-        success_of(described.success)(info)
-    except VLAZooError:
-        raise
+        simulator.reset(StartState(task_id=0, trial_id=0))
+        state = simulator.observe().get("state", ())
+        simulator.step(np.zeros(action_dim, dtype=np.float32))
     except Exception as error:
         raise BadValue(
             f"{name} fails at reset(seed=0), its image or its first step: {type(error).__name__}: {error}. Its "
@@ -344,14 +308,14 @@ def sizes(described: Description) -> tuple[int, int]:
         ) from error
     finally:
         with suppress(Exception):  # what failed first is said
-            env.close()
-    if ":" not in described.success and described.success not in info:
+            simulator.close()
+    if ":" not in success and success not in simulator.info:
         warnings.warn(
-            f"info of {name}'s first step has no '{described.success}' (it has {', '.join(map(str, info)) or 'nothing'}"
+            f"info of {name}'s first step has no '{success}' (it has {', '.join(map(str, simulator.info)) or 'nothing'}"
             "): no episode counts as solved unless it comes later; success= names the key",
             stacklevel=3,
         )
-    return len(low), 0 if state is None else state.shape[0]
+    return action_dim, len(state)
 
 
 def success_of(success: str) -> Callable[[Mapping[str, Any]], Any]:
