@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, get_args
@@ -106,16 +107,35 @@ def make_vec(
     """
     check_known("render mode", render_mode or "rgb_array", ("rgb_array",))
     check_known("on_worker_error", on_worker_error, get_args(OnWorkerError))
+    check_known("reward", reward, get_args(RewardKind))
+    if not isinstance(autoreset_mode, AutoresetMode):
+        check_known("autoreset mode", autoreset_mode, AUTORESET_MODES)
+        autoreset_mode = AUTORESET_MODES[autoreset_mode]
+    for name, flag in (("state", state), ("privileged", privileged), ("wrist_camera", wrist_camera)):
+        if not isinstance(flag, bool):
+            raise BadValue(f"{name} must be True or False, got {shown(flag)}")
     check_integer("num_envs", num_envs, 1)
     check_integer("chunk", chunk, 1)
     own = _benchmark(env_id, split, family_options)
     benchmark = own if instructions is None else with_instructions(own, instructions)
-    if not _flag("state", state):
-        benchmark = dataclasses.replace(benchmark, state_dim=0)
-    if not _flag("privileged", privileged):
-        benchmark = dataclasses.replace(benchmark, privileged_dim=0)
-    elif not benchmark.privileged_dim:
+    if privileged and not benchmark.privileged_dim:
         raise BadValue(f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does")
+    if wrist_camera and "wrist_image" not in benchmark.cameras:
+        raise BadValue(f"{benchmark.id} has no wrist camera; it has {', '.join(benchmark.cameras)}")
+    if reward == "differenced" and benchmark.pays_differences:
+        raise BadValue(
+            f"{benchmark.id} pays the change of its reward already; reward must be 'sparse' or 'step_penalty', "
+            f"got '{reward}'"
+        )
+    benchmark = dataclasses.replace(
+        benchmark,
+        state_dim=benchmark.state_dim * state,
+        privileged_dim=benchmark.privileged_dim * privileged,
+    )
+    if image_size is None:
+        image_size = benchmark.default_image_size
+    if num_workers is None:
+        num_workers = 0 if benchmark.in_process else num_cores()
     starts = make_schedule(
         schedule,
         benchmark.tasks,
@@ -133,18 +153,18 @@ def make_vec(
         num_groups=starts.num_groups,
         split=benchmark.split,
         schedule=schedule,
-        image_size=_image_size(benchmark, image_size),
-        cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
+        image_size=check_integer("image_size", image_size, SMALLEST_IMAGE, LARGEST_IMAGE, note="pixels"),
+        cameras=tuple(name for name in benchmark.cameras if wrist_camera or name != "wrist_image"),
         seed=starts.seed,
-        num_workers=_num_workers(benchmark, num_envs, num_workers),
+        num_workers=min(check_integer("num_workers", num_workers, 0, note="0: no processes"), num_envs),
         pipeline_stages=check_stages(
             pipeline_stages, num_envs=num_envs, group_size=group_size, batched=benchmark.batched
         ),
-        autoreset_mode=_autoreset_mode(autoreset_mode),
-        reward=_reward(benchmark, reward, reward_scale),
+        autoreset_mode=autoreset_mode,
+        reward=RewardRule(kind=reward, scale=_positive("reward_scale", reward_scale)),
         on_worker_error=on_worker_error,
-        step_timeout=_seconds("step_timeout", step_timeout),
-        reset_timeout=_seconds("reset_timeout", reset_timeout),
+        step_timeout=_positive("step_timeout", step_timeout, LONGEST_WAIT),
+        reset_timeout=_positive("reset_timeout", reset_timeout, LONGEST_WAIT),
         options=dict(family_options),
         own_instructions=changed_instructions(own, benchmark),
     )
@@ -216,12 +236,6 @@ def _benchmark(env_id: str | Benchmark, split: str | None, options: Mapping[str,
     return env_id
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise BadValue(f"{name} must be True or False, got {shown(value)}")
-    return value
-
-
 def check_stages(stages: int, *, num_envs: int, group_size: int, batched: bool = False) -> int:
     """Return `stages` if so many equal parts cut no group, else raise `BadValue`."""
     check_integer("pipeline_stages", stages, 1)
@@ -239,47 +253,7 @@ def check_stages(stages: int, *, num_envs: int, group_size: int, batched: bool =
     return stages
 
 
-def _image_size(benchmark: Benchmark, image_size: int | None) -> int:
-    if image_size is None:
-        return benchmark.default_image_size
-    return check_integer("image_size", image_size, SMALLEST_IMAGE, LARGEST_IMAGE, note="pixels")
-
-
-def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
-    if wrist_camera and "wrist_image" not in benchmark.cameras:
-        raise BadValue(f"{benchmark.id} has no wrist camera; it has {', '.join(benchmark.cameras)}")
-    return tuple(name for name in benchmark.cameras if wrist_camera or name != "wrist_image")
-
-
-def _reward(benchmark: Benchmark, kind: RewardKind, scale: float) -> RewardRule:
-    if kind == "differenced" and benchmark.pays_differences:
-        raise BadValue(
-            f"{benchmark.id} pays the change of its reward already; reward must be 'sparse' or 'step_penalty', "
-            f"got '{kind}'"
-        )
-    return RewardRule(kind=kind, scale=_number("reward_scale", scale))
-
-
-def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:
-    if num_workers is None:
-        return 0 if benchmark.in_process else min(num_envs, num_cores())
-    return min(check_integer("num_workers", num_workers, 0, note="0: no processes"), num_envs)
-
-
-def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    if isinstance(mode, AutoresetMode):
-        return mode
-    check_known("autoreset mode", mode, AUTORESET_MODES)
-    return AUTORESET_MODES[mode]
-
-
-def _seconds(name: str, value: float) -> float:
-    if not 0.0 < _number(name, value) <= LONGEST_WAIT:
-        raise BadValue(f"{name} must be a positive number of seconds, at most {LONGEST_WAIT:g}, got {shown(value)}")
-    return float(value)
-
-
-def _number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise BadValue(f"{name} must be a number, got {shown(value)}")
+def _positive(name: str, value: float, most: float = sys.float_info.max) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < value <= most:
+        raise BadValue(f"{name} must be a number > 0, at most {most:g}, got {shown(value)}")
     return float(value)

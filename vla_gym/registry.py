@@ -94,7 +94,7 @@ def register_benchmark(build: str, num_tasks: Mapping[str, int], *, aliases: Map
                 f"environment id {shown(name)} is not allowed: letters, digits, '_' and '-', then perhaps one slash "
                 "and a name that is no number"
             )
-        if _is_listed(name):
+        if name in _table():
             raise BadValue(f"environment id '{name}' is taken; choose another one")
     for name, listed in family.aliases.items():
         check_known(f"id for the alias '{name}'", listed, family.num_tasks)
@@ -109,8 +109,8 @@ def gymnasium_id(env_id: str) -> str:
 
 def register_all() -> None:
     """Register every listed id and every single task with Gymnasium, unless it is registered already."""
-    for env_id in list_envs():
-        count = num_tasks(env_id)
+    for env_id, (family, listed) in _table().items():
+        count = family.num_tasks[listed]
         for name in (env_id, *(f"{env_id}/{task}" for task in range(count) if count > 1)):
             if gymnasium_id(name) not in gym.registry:
                 gym.register(
@@ -121,38 +121,29 @@ def register_all() -> None:
                 )
 
 
-def families() -> tuple[Family, ...]:
-    """Return this package's families and the registered ones."""
-    return (*FAMILIES, *_ADDED)
-
-
 def list_envs() -> list[str]:
     """Return every environment id, without single tasks (`LIBERO-Spatial/3`)."""
-    return sorted(name for family in families() for name in (*family.num_tasks, *family.aliases))
+    return sorted(_table())
 
 
 def num_tasks(env_id: str) -> int:
     """Return the number of tasks of a listed id; does not import its adapter."""
-    family, listed = _family(env_id)
+    family, listed, _ = _parsed(env_id)
     return family.num_tasks[listed]
 
 
 def canonical_id(env_id: str) -> str:
     """Return the listed spelling of an id, or of a single task's, that differs in case only; else `env_id` itself."""
-    if _is_listed(env_id):
-        return env_id
-    by_fold = {name.casefold(): name for name in list_envs()}
-    if env_id.casefold() in by_fold:
-        return by_fold[env_id.casefold()]
+    by_fold = {name.casefold(): name for name in _table()}
     suite, slash, task = env_id.rpartition("/")
-    return f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
+    return by_fold.get(env_id.casefold()) or f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
 
 
 def option_names(env_id: str) -> tuple[str, ...]:
     """Return names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
-    env_id = canonical_id(env_id)
-    suite = env_id.rpartition("/")[0]
-    return (*_options(_family(suite if _is_listed(suite) else env_id)[0]), _LENGTH)
+    parameters = inspect.signature(pkgutil.resolve_name(_parsed(env_id)[0].build)).parameters.values()
+    own = (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+    return (*own, _LENGTH)
 
 
 def find_benchmark(env_id: str, /, *, max_episode_steps: int | None = None, **options: Any) -> Benchmark:
@@ -167,61 +158,48 @@ def find_benchmark(env_id: str, /, *, max_episode_steps: int | None = None, **op
         UnknownName: for an id, a task or an option that does not exist.
         BadValue: for a value that is not allowed.
     """
-    benchmark = _find(env_id, options)
+    family, listed, task = _parsed(env_id)
+    for option in options:
+        check_known(f"option of {listed}", option, option_names(listed))
+    benchmark: Benchmark = pkgutil.resolve_name(family.build)(listed, **options)
+    if benchmark.split == Benchmark.split:  # its function set none
+        benchmark = dataclasses.replace(benchmark, split=options.get("split", benchmark.split))
+    if task is not None:
+        last = len(benchmark.tasks) - 1
+        if not (task.isascii() and task.isdigit() and int(task) <= last):
+            raise UnknownName(
+                f"no task '{task}' in {listed}. Known: {listed}/0 .. {listed}/{last}. "
+                f"Did you mean '{listed}/{last if task.isdigit() else 0}'?"
+            )
+        benchmark = dataclasses.replace(benchmark, id=f"{listed}/{int(task)}", tasks=(benchmark.tasks[int(task)],))
     if max_episode_steps is None:
         return benchmark
-    check_integer("max_episode_steps", max_episode_steps, 1)
+    check_integer(_LENGTH, max_episode_steps, 1)
     return dataclasses.replace(
         benchmark,
         tasks=tuple(dataclasses.replace(task, horizon=max_episode_steps) for task in benchmark.tasks),
-        protocol={**benchmark.protocol, "max_episode_steps": max_episode_steps},
+        protocol={**benchmark.protocol, _LENGTH: max_episode_steps},
     )
 
 
-def _find(env_id: str, options: Mapping[str, Any]) -> Benchmark:
-    env_id = canonical_id(env_id)
-    suite, _, task = env_id.rpartition("/")
-    if not suite or _is_listed(env_id):
-        return _build(env_id, options)
-    if not _is_listed(suite):
-        raise unknown_name("environment", env_id, list_envs())
-    whole = _build(suite, options)
-    count = len(whole.tasks)
-    if not (task.isascii() and task.isdigit() and int(task) < count):
-        raise UnknownName(
-            f"no task '{task}' in {suite}. Known: {suite}/0 .. {suite}/{count - 1}. "
-            f"Did you mean '{suite}/{count - 1 if task.isdigit() else 0}'?"
-        )
-    return dataclasses.replace(whole, id=f"{whole.id}/{int(task)}", tasks=(whole.tasks[int(task)],))
+def _table() -> dict[str, tuple[Family, str]]:
+    """Return each id's family and the id it is listed under, which is another one for an alias."""
+    return {
+        name: (family, listed)
+        for family in (*FAMILIES, *_ADDED)
+        for name, listed in (*zip(family.num_tasks, family.num_tasks, strict=True), *family.aliases.items())
+    }
 
 
-def _is_listed(env_id: str) -> bool:
-    return any(env_id in family.num_tasks or env_id in family.aliases for family in families())
-
-
-def _family(env_id: str) -> tuple[Family, str]:
-    for family in families():
-        listed = family.aliases.get(env_id, env_id)
-        if listed in family.num_tasks:
-            return family, listed
-    raise unknown_name("environment", env_id, list_envs())
-
-
-def _options(family: Family) -> tuple[str, ...]:
-    parameters = inspect.signature(pkgutil.resolve_name(family.build)).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
-
-
-def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
-    family, listed = _family(env_id)
-    function = pkgutil.resolve_name(family.build)
-    for option in options:
-        if option not in _options(family):
-            raise unknown_name(f"option of {listed}", option, option_names(listed))
-    benchmark: Benchmark = function(listed, **options)
-    if benchmark.split != Benchmark.split:  # its function set one
-        return benchmark
-    return dataclasses.replace(benchmark, split=options.get("split", benchmark.split))
+def _parsed(env_id: str) -> tuple[Family, str, str | None]:
+    """Return the family of an id, the id it is listed under, and the task after a slash, if any."""
+    table, found = _table(), canonical_id(env_id)
+    if found in table:
+        return (*table[found], None)
+    suite, _, task = found.rpartition("/")
+    if suite not in table:
+        raise unknown_name("environment", found, table)
+    return (*table[suite], task)
 
 
 register_all()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
-
-from vla_gym.errors import BadValue, check_known, shown
+from typing import Any, Literal
 
 RenderQuality = Literal["full", "fast"]
 """Images as published, or cheaper ones of the same view for training: results with them are not comparable."""
@@ -31,11 +29,6 @@ class RewardRule:
     `step_penalty`: `c r_t - 1`."""
     scale: float = 1.0
     """`c`."""
-
-    def __post_init__(self) -> None:
-        check_known("reward", self.kind, get_args(RewardKind))
-        if not 0.0 < self.scale < float("inf"):
-            raise BadValue(f"reward_scale must be a positive number, got {shown(self.scale)}")
 
 
 @dataclass(frozen=True, kw_only=True)
