@@ -20,9 +20,6 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.step import Observation
 from vla_gym.vector.vector_env import VLAVectorEnv
 
-KEYS = {"image", "wrist_image", "state", "privileged", "instruction"}
-"""Keys that an observation may have; see `vla_gym.observation`."""
-
 
 def check_vla_env(
     env_id: str | Benchmark,
@@ -52,9 +49,7 @@ def check_vla_env(
     short = _limited(env_id, horizon=chunk * (num_decisions + 1) - 1)
     envs = make_vec(short, 2, chunk=chunk, group_size=2, autoreset_mode="next_step", **own)
     try:
-        check_spaces(envs)
         check_reset(envs)
-        check_episode(envs, num_decisions)
         check_repeatable(envs, num_decisions)
         check_replay(envs, num_decisions)
     finally:
@@ -70,51 +65,13 @@ def check_vla_env(
             envs.close()
 
 
-def check_spaces(envs: VLAVectorEnv) -> None:
-    """Check that spaces are declared as the benchmark says."""
-    fields = envs.single_observation_space.spaces
-    require({"image", "instruction"} <= fields.keys(), "the observation has `image` and `instruction`")
-    require(fields.keys() <= KEYS, f"no other keys than known, got {set(fields)}")
-    space, length = fields.get("privileged"), envs.benchmark.privileged_dim
-    fits = space is not None and space.dtype == np.float64 and space.shape == (length,)
-    promise = f"the observation has `privileged` float64 [{length}]" if length else "`privileged` only when asked for"
-    require(fits if length else space is None, promise)
-    shape = envs.single_action_space.shape
-    require(shape == (envs.chunk, envs.benchmark.action_dim), "the action space is [chunk, action_dim]")
-    require(all(task.instruction for task in envs.benchmark.tasks), "every task has an instruction")
-
-
 def check_reset(envs: VLAVectorEnv) -> None:
     """Check that a reset gives a whole observation, right texts, and one start state per group."""
-    first, infos = envs.reset(seed=1)
-    check_observation(envs, first, infos)
+    obs, infos = envs.reset(seed=1)
+    check_observation(envs, obs, infos)
     for key in ("start_state", "task_id", "trial_id"):
         groups = infos[key].reshape(-1, envs.config.group_size)
         require(groups == groups[:, :1], f"the slots of a group share their {key}")
-    require(not infos["executed"].any(), "a reset executes no steps")
-    second, infos = envs.reset()
-    check_observation(envs, second, infos)
-    require(_fresh(first, second), "reset returns fresh arrays")
-
-
-def check_episode(envs: VLAVectorEnv, num_decisions: int) -> None:
-    """Check that each decision's numbers agree with each other."""
-    obs, _ = envs.reset(seed=2)
-    rng = np.random.default_rng(0)
-    finished_N = envs.finished
-    for _ in range(num_decisions):
-        before, kept = obs, _as_bytes(obs)
-        obs, reward_N, terminated_N, truncated_N, infos = envs.step(_actions(envs, rng))
-        check_observation(envs, obs, infos)
-        require(_as_bytes(before) == kept and _fresh(before, obs), "step returns fresh arrays")
-        sums_N = infos["step_rewards"].sum(axis=1)
-        require(np.allclose(reward_N, sums_N, atol=1e-5), "reward is the sum of step_rewards")
-        ended_N = terminated_N | truncated_N
-        full_N = infos["executed"] == np.where(finished_N, 0, envs.chunk)
-        require(full_N | ended_N, "a chunk is cut short only by the episode's end")
-        has_episode_N = infos.get("_episode", np.zeros(envs.num_envs, dtype=np.bool_))
-        require(has_episode_N == ended_N, "`episode` comes on the last decision, and only there")
-        finished_N = envs.finished
 
 
 def check_repeatable(envs: VLAVectorEnv, num_decisions: int) -> None:
@@ -181,17 +138,13 @@ def _as_bytes(obs: Observation) -> dict[str, object]:
     return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in obs.items()}
 
 
-def _fresh(old: Observation, new: Observation) -> bool:
-    """Whether no array of `new` shares memory with one of `old`."""
-    return not any(np.shares_memory(old[key], new[key]) for key in old if isinstance(old[key], np.ndarray))
-
-
 def _actions(envs: VLAVectorEnv, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(-1.0, 1.0, (envs.num_envs, *envs.single_action_space.shape)).astype(np.float32)
 
 
 def _outcome(envs: VLAVectorEnv, action_NKA: np.ndarray) -> tuple[object, ...]:
     obs, reward_N, terminated_N, truncated_N, infos = envs.step(action_NKA)
+    check_observation(envs, obs, infos)
     flags = (terminated_N.tolist(), truncated_N.tolist(), infos["start_state"].tolist())
     return (_as_bytes(obs), reward_N.tolist(), flags)
 

@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vla_gym.errors import BadValue, check_integer, check_known, shown
+from vla_gym.errors import BadValue, check_integer, check_known
 from vla_gym.observation import check_instruction
 from vla_gym.registry import register_benchmark
 from vla_gym.simulator import SimStep
@@ -80,8 +80,6 @@ def from_gymnasium(
         name = importable("env", env)
     if horizon is None:
         raise BadValue(f"{name} does not say after how many steps an episode ends; give horizon=")
-    if not isinstance(instruction, str):
-        raise BadValue(f"instruction must be the sentence that the policy gets, got {shown(instruction)}")
     check_instruction(instruction)
     try:
         json.dumps(kwargs)

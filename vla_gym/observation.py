@@ -72,15 +72,14 @@ class ObservationLayout:
 def encode_instruction(text: str) -> np.ndarray:
     """Text -> UTF-8 bytes, zero padded: uint8 `[MAX_INSTRUCTION_BYTES]`; `decode_instruction` inverts it.
 
-    Raises `BadValue` for a text that is empty, too long, or holds a zero byte.
+    Raises `BadValue` for what is no text, and for one that is empty, too long, or holds a zero byte.
     """
-    data = text.encode("utf-8")
-    if not 1 <= len(data) <= MAX_INSTRUCTION_BYTES:
+    data = text.encode("utf-8") if isinstance(text, str) else b""
+    if not 1 <= len(data) <= MAX_INSTRUCTION_BYTES or 0 in data:
         raise BadValue(
-            f"instruction {shown(text)} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}"
+            f"an instruction is a text of 1 to {MAX_INSTRUCTION_BYTES} UTF-8 bytes without a zero byte, which marks "
+            f"the padding; instruction {shown(text)} has {len(data)} UTF-8 bytes"
         )
-    if 0 in data:
-        raise BadValue(f"instruction {shown(text)} holds a zero byte, which marks the padding")
     out = np.zeros(MAX_INSTRUCTION_BYTES, dtype=np.uint8)
     out[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     return out

@@ -40,15 +40,15 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
     A pipe or a device is refused before it is opened: it may never end.
     """
-    if (size := size_of(path)) > most:
+    size, data = size_of(path), b""
+    if size <= most:
+        try:
+            with path.open("rb") as stream:
+                data = stream.read(most + 1)  # of files in /proc the size is 0
+        except OSError as error:
+            raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
+    if (size := max(size, len(data))) > most:
         raise BadValue(f"'{path}' has {size} bytes, at most {most} are read")
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(most + 1)  # /proc says 0
-    except OSError as error:
-        raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
-    if len(data) > most:
-        raise BadValue(f"'{path}' has more than {most} bytes, which are read at most")
     return data
 
 
@@ -56,14 +56,12 @@ def size_of(path: Path) -> int:
     """Return the bytes of a regular file, which is not opened; raises `BadValue` for a folder, a pipe, a device."""
     try:
         facts = path.stat()
-    except OSError as error:
-        raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
-    except ValueError as error:  # a NUL in the name, on older Pythons
-        raise BadValue(f"{shown(str(path))} is no path: {error}") from error
-    if stat.S_ISDIR(facts.st_mode):
-        raise BadValue(f"'{path}' is a folder; a file is needed")
+    except (OSError, ValueError) as error:  # a NUL in the name
+        reason = os_reason(error) if isinstance(error, OSError) else error
+        raise BadValue(f"cannot read {shown(str(path))}: {reason}") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise BadValue(f"'{path}' is no regular file, but a pipe or a device; a file is needed")
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no regular file, but a pipe or a device"
+        raise BadValue(f"'{path}' is {kind}; a file is needed")
     return facts.st_size
 
 
@@ -88,20 +86,15 @@ def parse_json(text: str, where: object) -> Any:
         raise BadValue(f"'{where}' holds about {values} values, at most {MOST_VALUES} are read")
     try:
         return json.loads(text)
-    except RecursionError as error:
-        raise BadValue(f"'{where}' is no usable JSON: its lists and objects are nested too deep") from error
-    except ValueError as error:  # also of a number with thousands of digits
-        raise BadValue(f"'{where}' is not valid JSON: {' '.join(str(error).split())}") from error
-
-
-def read_json(path: Path) -> Any:
-    """Return the JSON value in a file; raises `BadValue` where there is none."""
-    return parse_json(read_text(path), path)
+    except (RecursionError, ValueError) as error:  # also of a number with thousands of digits
+        deep = isinstance(error, RecursionError)
+        reason = "its lists and objects are nested too deep" if deep else " ".join(str(error).split())
+        raise BadValue(f"'{where}' is not valid JSON: {reason}") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raises `BadValue` where there is none."""
-    return as_object(read_json(path), path)
+    return as_object(parse_json(read_text(path), path), path)
 
 
 def as_object(values: Any, where: object) -> dict[str, Any]:
@@ -121,11 +114,7 @@ def inside(root: Path, name: object, where: object) -> Path:
     if not name or path is None or path.is_absolute() or ".." in path.parts or "\0" in str(name):
         raise BadValue(f"'{where}' names {shown(name)}, which is no path inside '{root}'")
     found = root / path
-    try:
-        real, home = os.path.realpath(found), os.path.realpath(root)
-    except OSError as error:
-        raise BadValue(f"'{where}' names {shown(name)}, which cannot be found: {os_reason(error)}") from error
-    homes = [home]
+    real, homes = os.path.realpath(found), [os.path.realpath(root)]
     if snapshots := next((folder for folder in (root, *root.absolute().parents) if folder.name == "snapshots"), None):
         homes.append(os.path.realpath(snapshots.parent / "blobs"))
     if not any(os.path.commonpath([real, each]) == each for each in homes):

@@ -35,10 +35,8 @@ class Tile:
     """An episode."""
 
     instruction: str
-    frames: list[np.ndarray] = field(default_factory=list)
-    """Uint8 `[H, W, 3]`."""
-    solved: list[bool] = field(default_factory=list)
-    """Whether the task was solved by each frame."""
+    frames: list[tuple[np.ndarray, bool]] = field(default_factory=list)
+    """Uint8 `[H, W, 3]`, and whether the task was solved by then."""
 
 
 class VideoGrid:
@@ -54,7 +52,7 @@ class VideoGrid:
     @property
     def num_solved(self) -> int:
         """Number of tiles whose episode is solved by its last frame."""
-        return sum(tile.solved[-1] for tile in self.tiles.values() if tile.solved)
+        return sum(tile.frames[-1][1] for tile in self.tiles.values() if tile.frames)
 
     def begin(self, tile: int, instruction: str) -> None:
         """Start a tile, or start it again without its earlier frames."""
@@ -66,9 +64,8 @@ class VideoGrid:
 
     def add(self, tile: int, image: np.ndarray, *, solved: bool) -> None:
         """Append a frame, uint8 `[H, W, 3]`, to a tile; a task that is `solved` in one frame stays so."""
-        episode = self.tiles[tile]
-        episode.frames.append(image.copy())
-        episode.solved.append(solved or any(episode.solved[-1:]))
+        frames = self.tiles[tile].frames
+        frames.append((image.copy(), solved or any(before for _, before in frames[-1:])))
 
     def write(self, path: Path, *, fps: float) -> Path:
         """Write the mp4 and return its path; episodes that ended early stand still on their last frame.
@@ -111,21 +108,21 @@ class VideoGrid:
             writer.close()
 
     def _grid(self, step: int) -> np.ndarray:
-        tiles = [_captioned(tile, step) for _, tile in sorted(self.tiles.items()) if tile.frames]
+        tiles = []
+        for _, tile in sorted(self.tiles.items()):
+            if tile.frames:
+                last = len(tile.frames) - 1
+                image, solved = tile.frames[min(step, last)]
+                tiles.append(caption(image, tile.instruction, success=solved, over=step >= last))
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)
         height, width = tiles[0].shape[:2]
-        sheet = np.zeros((_even(rows * height), _even(columns * width), 3), dtype=np.uint8)
-        for place, tile in enumerate(tiles):
+        # H.264 with 4:2:0 colour needs even sides.
+        sheet = np.zeros((-(-rows * height // 2) * 2, -(-columns * width // 2) * 2, 3), dtype=np.uint8)
+        for place, tile_HWC in enumerate(tiles):
             top, left = place // columns * height, place % columns * width
-            sheet[top : top + height, left : left + width] = tile
+            sheet[top : top + height, left : left + width] = tile_HWC
         return sheet
-
-
-def _captioned(tile: Tile, step: int) -> np.ndarray:
-    last = len(tile.frames) - 1
-    at = min(step, last)
-    return caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=step >= last)
 
 
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:
@@ -151,7 +148,6 @@ def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -
 def _wrap(
     text: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int
 ) -> list[str]:
-    """At most two lines that fit; a longer text ends in dots."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -163,11 +159,6 @@ def _wrap(
         else:
             lines.append(word)
     return lines
-
-
-def _even(size: int) -> int:
-    # H.264 with 4:2:0 colour needs even sides.
-    return size + size % 2
 
 
 class RecordVideo(VectorWrapper):

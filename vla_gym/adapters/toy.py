@@ -126,7 +126,6 @@ class ToyReach:
         """Do nothing."""
 
     def _draw(self, left: float, top: float, side: float) -> np.ndarray:
-        """Image of the square of `side` at (`left`, `top`)."""
         image = np.full((self._image_size, self._image_size, 3), _TABLE, dtype=np.uint8)
         scale = self._image_size / side
         boxes = [(x, y, BLOCK, colour) for (x, y), colour in zip(self._blocks, COLOURS.values(), strict=True)]

@@ -57,8 +57,6 @@ def limit_memory(pid: int, most: int) -> None:
 
 
 class _Child:
-    """The parent's end of a child process."""
-
     def __init__(self, module: str) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
         self._connection, other_end = Pipe()

@@ -51,7 +51,6 @@ def _cpu_limit() -> float:
 
 
 def _groups() -> Iterator[Path]:
-    """Yield the folders of this process's groups and of the groups around them."""
     yield MOUNT
     for line in _text(OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -133,21 +133,20 @@ def gpu_physics_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def gpu_physics_missing(device: str, drivers: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a phrase for each thing that GPU physics lack on this machine."""
-    missing = []
-    driver = library_loads(CUDA_DRIVER)
-    if not driver:
-        missing.append(f"no NVIDIA driver ({CUDA_DRIVER} cannot be loaded; install the driver of your GPU)")
+    driver, on_gpu = library_loads(CUDA_DRIVER), device.startswith("cuda")
     version, torch_sees_gpu = probe_physics()
-    if not torch_sees_gpu:
-        missing.append("PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
     library = Path.home() / ".sapien" / "physx" / version / PHYSX_LIBRARY  # where SAPIEN looks
-    if not library.is_file():
-        missing.append(f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)")
-    if not device.startswith("cuda"):
-        missing.append(f"{DEVICE_VARIABLE}={device}, but images must be drawn on 'cuda'")
-    elif driver and (cause := why_not(device, drivers)):
-        missing.append(f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)")
-    return missing
+    cause = why_not(device, drivers) if on_gpu and driver else ""
+    phrases = {
+        f"no NVIDIA driver ({CUDA_DRIVER} cannot be loaded; install the driver of your GPU)": not driver,
+        "PyTorch sees no CUDA device (torch.cuda.is_available() is False)": not torch_sees_gpu,
+        f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)": (
+            not library.is_file()
+        ),
+        f"{DEVICE_VARIABLE}={device}, but images must be drawn on 'cuda'": not on_gpu,
+        f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)": bool(cause),
+    }
+    return [phrase for phrase, applies in phrases.items() if applies]
 
 
 def probe_physics() -> tuple[str, bool]:
@@ -192,7 +191,6 @@ def without_table(source: str) -> str:
 
 
 def _check_shader_folder(environ: Mapping[str, str]) -> None:
-    """Raise `BadValue` if the cache has no shaders and cannot be written."""
     folder = cache_dir(environ) / "shaders"
     if not any(folder.glob("sapien-*")):
         check_writable(folder)

@@ -14,7 +14,7 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from vla_gym.errors import BadValue, check_known, shown
+from vla_gym.errors import BadValue, check_known
 from vla_gym.observation import encode_instructions
 from vla_gym.vector.start_states import START_OPTIONS
 from vla_gym.vector.step import EnvStep
@@ -124,10 +124,10 @@ class SB3VecEnv(VecEnv):
 
 
 def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[str, np.ndarray]:
-    """Reset options of all environments from one dict per environment, of `task_id` and `trial_id`: int64 `[N]` each.
+    """Reset options of all environments from one dict per environment, of `task_id` and `trial_id`: `[N]` each.
 
-    Empty when all entries are. Raises `UnknownName` for another key, `BadValue` for another number of entries, for
-    what is no integer, and when only some name a start state.
+    Empty when all entries are. Raises `UnknownName` for another key, `BadValue` for another number of entries, and
+    when only some name a start state.
     """
     if len(entries) != num_envs:
         raise BadValue(f"a list of reset options must have one dict per slot, {num_envs}, got {len(entries)}")
@@ -136,12 +136,9 @@ def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[st
     if not any(entries):
         return {}
     for env, entry in enumerate(entries):
-        for key in START_OPTIONS:
-            if key not in entry:
-                raise BadValue(
-                    f"options[{env}] has no '{key}', got {dict(entry)}: when one dict of a list names a start "
-                    "state, every slot must give task_id and trial_id"
-                )
-            if not isinstance(entry[key], int | np.integer) or isinstance(entry[key], bool):
-                raise BadValue(f"options[{env}]['{key}'] must be an integer, got {shown(entry[key])}")
-    return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in START_OPTIONS}
+        if entry.keys() != set(START_OPTIONS):
+            raise BadValue(
+                f"options[{env}] must give {' and '.join(START_OPTIONS)}, as another dict of the list does, got "
+                f"{dict(entry)}"
+            )
+    return {key: np.array([entry[key] for entry in entries]) for key in START_OPTIONS}

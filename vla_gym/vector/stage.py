@@ -103,7 +103,6 @@ class CommandRunner:
         return {**arrays, "instruction": self.table.instructions()[part]}
 
     def _check_rewards(self, env: int, rewards: Sequence[float]) -> None:
-        """Raise `WorkerFailed` for rewards whose sums overflow float32."""
         for step, reward in enumerate(rewards):
             if not abs(reward) < _LARGEST_REWARD:
                 raise WorkerFailed(
@@ -112,7 +111,6 @@ class CommandRunner:
                 )
 
     def _check_observation(self, key: str, value_n: np.ndarray, part: slice) -> None:
-        """Raise `WorkerFailed` where an environment that runs observes what is not finite."""
         now = self.table.now
         for env, value in zip(range(len(now.idle_n))[part], value_n, strict=True):
             if not (now.idle_n[env] or now.lost_n[env] or np.isfinite(value).all()):

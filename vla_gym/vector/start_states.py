@@ -7,7 +7,9 @@ sets and keeps, must be the same on every rank; members of a group agree on epis
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,11 +72,11 @@ class Schedule:
         if self.kind != "random":
             raise BadValue(f"weights of start states need schedule='random', got '{self.kind}', which plays each once")
         weight_P, total = np.asarray(weight_P, dtype=np.float64), sum(self.num_trials)
-        if weight_P.shape != (total,):
-            raise BadValue(f"weights of start states must have shape [{total}], got {list(weight_P.shape)}")
-        if not (np.isfinite(weight_P).all() and (weight_P >= 0).all() and weight_P.any()):
+        usable = np.isfinite(weight_P).all() and (weight_P >= 0).all() and weight_P.any()
+        if weight_P.shape != (total,) or not usable:
             raise BadValue(
-                f"weights of start states must be finite, >= 0 and not all 0, got {shown(weight_P.tolist())}"
+                f"weights of start states must have shape [{total}], be finite, >= 0 and not all 0, got "
+                f"{list(weight_P.shape)}: {shown(weight_P.tolist())}"
             )
         cumulative_P = np.cumsum(weight_P)
         return dataclasses.replace(self, cumulative_P=cumulative_P / cumulative_P[-1])
@@ -89,11 +91,9 @@ class Schedule:
         return group * size + max(0, group - (self.num_groups - rest))
 
     def _at(self, index: int) -> StartState:
-        for task_id, count in enumerate(self.num_trials):
-            if index < count:
-                return StartState(task_id=task_id, trial_id=index)
-            index -= count
-        raise AssertionError("index of a start state out of range")
+        ends = list(itertools.accumulate(self.num_trials))
+        task_id = bisect.bisect_right(ends, index)
+        return StartState(task_id=task_id, trial_id=index - ends[task_id] + self.num_trials[task_id])
 
 
 def make_schedule(
@@ -118,15 +118,10 @@ def make_schedule(
             f"num_envs={num_envs} is not a multiple of group_size={group_size}: every group needs all its "
             f"slots. Nearest allowed: num_envs={near}"
         )
-    local_groups = num_envs // group_size
-    check_integer("group_offset", group_offset, 0)
-    if num_groups is None:
-        if kind == "grid" and group_offset:
-            raise BadValue("schedule='grid' with a group_offset needs num_groups, the groups of all ranks")
-        num_groups = group_offset + local_groups
-    check_integer("num_groups", num_groups, 1)
-    if group_offset + local_groups > num_groups:
-        raise BadValue(f"groups {group_offset} .. {group_offset + local_groups - 1} do not fit num_groups={num_groups}")
+    end = check_integer("group_offset", group_offset, 0) + num_envs // group_size
+    if num_groups is None and kind == "grid" and group_offset:
+        raise BadValue("schedule='grid' with a group_offset needs num_groups, the groups of all ranks")
+    num_groups = check_integer("num_groups", end if num_groups is None else num_groups, end, note="of all ranks")
     return Schedule(
         kind="grid" if kind == "grid" else "random",
         num_trials=tuple(task.num_trials for task in tasks),
@@ -154,10 +149,12 @@ def read_reset_options(
         check_known("reset option", key, RESET_OPTIONS)
     mask_N = options.get("reset_mask")
     if mask_N is not None:
-        if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,):
-            raise BadValue(f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {shown(mask_N)}")
-        if not mask_N.any():
-            raise BadValue("options['reset_mask'] must hold at least one True")
+        mask_N = mask_N if isinstance(mask_N, np.ndarray) else np.array(mask_N, dtype=object)
+        if mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,) or not mask_N.any():
+            raise BadValue(
+                f"options['reset_mask'] must be a bool array of shape [{num_envs}] with at least one True, got "
+                f"{shown(mask_N)}"
+            )
         mask_N = mask_N.copy()
     if ("task_id" in options) != ("trial_id" in options):
         raise BadValue("options['task_id'] and options['trial_id'] go together; only one was given")

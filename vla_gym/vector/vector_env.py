@@ -70,7 +70,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._runner = CommandRunner(benchmark, self.num_envs, self.chunk, schedule, pool)
         self._table = self._runner.table
         self._was_reset = False
-        self._pool = pool
+        self.pool = pool
+        """Runs the sub-environments."""
         self._finalizer = weakref.finalize(self, pool.close)
 
     # -- Gymnasium ---------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def render(self) -> tuple[np.ndarray, ...]:
         """Main-camera frame of each last observation, uint8 `[H, W, 3]` each."""
-        frame_NHWC = self._pool.memory.observation[self.layout.cameras[0]]
+        frame_NHWC = self.pool.memory.observation[self.layout.cameras[0]]
         return tuple(frame.copy() for frame in frame_NHWC)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -168,14 +169,9 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         ]
 
     @property
-    def pool(self) -> Pool:
-        """Runs the sub-environments."""
-        return self._pool
-
-    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers; empty when everything runs in this process."""
-        return self._pool.pids()
+        return self.pool.pids()
 
     def as_sb3(self) -> VecEnv:
         """This environment as a `vla_gym.vector.sb3.SB3VecEnv`, which owns it from now on (mode DISABLED)."""
@@ -209,7 +205,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         commands = vector_state.replay_commands(state, self._table, self._runner.schedule, self.benchmark)
         self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
         with self._closed_on_failure():
-            vector_state.restore(state, self._table, commands, self._pool.run(commands))
+            vector_state.restore(state, self._table, commands, self.pool.run(commands))
             step = self._runner.present()
         self._was_reset = True
         return step.obs, step.infos()

@@ -252,7 +252,6 @@ class ProcessPool(Pool):
         return answers
 
     def _timeout(self, job: Sequence[Command]) -> float:
-        """Seconds that a worker may take for its own job, independent of the others' jobs."""
         only_steps = bool(job) and all(command.kind == "step" for command in job)
         return self._step_timeout if only_steps else self._reset_timeout
 

@@ -95,5 +95,5 @@ def test_groups_must_fit() -> None:
         make_schedule("random", TASKS, num_envs=6, group_offset=-1)
     with pytest.raises(BadValue, match="num_groups"):
         make_schedule("grid", TASKS, num_envs=6, group_offset=6)
-    with pytest.raises(BadValue, match="num_groups=4"):
+    with pytest.raises(BadValue, match=r"num_groups .*got 4"):
         make_schedule("random", TASKS, num_envs=6, num_groups=4)

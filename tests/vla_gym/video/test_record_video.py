@@ -18,7 +18,11 @@ QUIET = np.zeros((3, 5, 2), dtype=np.float32)
 def shown(envs: RecordVideo) -> dict[int, tuple[str, list[int], list[bool]]]:
     """Tile -> (instruction, steps done in each frame, solved in each frame)."""
     return {
-        number: (tile.instruction, [int(frame[0, 0, 0]) for frame in tile.frames], tile.solved)
+        number: (
+            tile.instruction,
+            [int(frame[0, 0, 0]) for frame, _ in tile.frames],
+            [solved for _, solved in tile.frames],
+        )
         for number, tile in envs._grid.tiles.items()
     }
 

@@ -20,7 +20,7 @@ STILL = np.zeros((3, 5, 2), dtype=np.float32)
 
 
 def batch_of(envs: VLAVectorEnv) -> ScriptedBatch:
-    return envs._pool._batch  # type: ignore[attr-defined, no-any-return]
+    return envs.pool._batch  # type: ignore[attr-defined, no-any-return]
 
 
 def plain(value: Any) -> Any:

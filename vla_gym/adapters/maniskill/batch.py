@@ -7,7 +7,6 @@ trial is the same state in every slot. Upstream's random numbers decide nothing 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from vla_gym.adapters.maniskill.tasks import CAMERAS, RANDOM_SHAPES, TaskReward
 from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout
 from vla_gym.specs import RewardRule, StartState, Task
+from vla_gym.system.child import python_path
 from vla_gym.workers.batch_pool import BatchStep
 from vla_gym.workers.messages import Command, MemoryLayout, SubEnvSetup
 from vla_gym.workers.pool import LocalPool, Pool
@@ -75,11 +75,7 @@ class StartTable:
         )
         self._pool: Pool
         if num_workers:
-            environment = {
-                **os.environ,
-                **dict.fromkeys(BLAS_THREADS, "1"),
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            }
+            environment = {**os.environ, **dict.fromkeys(BLAS_THREADS, "1"), "PYTHONPATH": python_path()}
             self._pool = ProcessPool(setup, [environment] * num_workers, step_timeout=TIMEOUT, reset_timeout=TIMEOUT)
         else:
             self._pool = LocalPool(setup)

@@ -93,7 +93,6 @@ class EndEffectorControl:
         return sapien.Pose(position, _upright(_product(self._turn(action_6), _upright(_product(to_root, hand.q)))))
 
     def _turn(self, action_6: np.ndarray) -> np.ndarray:
-        """The action's rotation as a quaternion."""
         scaled_16 = self._arm._clip_and_scale_action(torch.from_numpy(action_6[None]))
         turn: np.ndarray = matrix_to_quaternion(euler_angles_to_matrix(scaled_16[:, 3:], "XYZ"))[0].numpy()
         return turn

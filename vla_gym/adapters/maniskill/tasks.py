@@ -137,25 +137,21 @@ def maniskill_benchmark(
         batched=physics == "gpu",
         privileged_dim=HAND_DIM + THING_DIM * len(task.things) if task.things and physics == "cpu" else 0,
         places=tuple(HAND_DIM + THING_DIM * thing + axis for thing in range(len(task.things)) for axis in range(3)),
-        protocol=_protocol_record(name, task, task_reward, physics),
+        protocol={
+            "upstream_id": f"{name}-v1",
+            "robot": "panda_wristcam" if task.wrist_camera else "panda",
+            "physics": PHYSICS[physics],
+            "control_mode": CONTROL_MODE,
+            "horizon": task.horizon,
+            "horizon_source": "ManiSkill 3.0.1, max_episode_steps of the registered task",
+            "start_states": "reset(seed=first_seed + trial); tasks with random shapes are rebuilt for it",
+            "camera": f"{CAMERAS['image']}, shader pack minimal, goal markers shown (upstream hides PickCube's)",
+            "task_reward": task_reward,
+            "state": "joint positions: arm 7 (rad), gripper fingers 2 (m)",
+            "action": (
+                "delta xyz * 0.1 m in the robot's root frame, Euler angles XYZ * -0.1 rad (upstream's sign: +1 turns "
+                "by -0.1; the vector is clipped to length 1 first), gripper +1 opens; relative to the measured pose"
+            ),
+            "success": "info['success'] at any step; the episode ends there",
+        },
     )
-
-
-def _protocol_record(name: str, task: TableTask, task_reward: str, physics: Physics) -> dict[str, object]:
-    return {
-        "upstream_id": f"{name}-v1",
-        "robot": "panda_wristcam" if task.wrist_camera else "panda",
-        "physics": PHYSICS[physics],
-        "control_mode": CONTROL_MODE,
-        "horizon": task.horizon,
-        "horizon_source": "ManiSkill 3.0.1, max_episode_steps of the registered task",
-        "start_states": "reset(seed=first_seed + trial); tasks with random shapes are rebuilt for it",
-        "camera": f"{CAMERAS['image']}, shader pack minimal, goal markers shown (upstream hides PickCube's)",
-        "task_reward": task_reward,
-        "state": "joint positions: arm 7 (rad), gripper fingers 2 (m)",
-        "action": (
-            "delta xyz * 0.1 m in the robot's root frame, Euler angles XYZ * -0.1 rad (upstream's sign: +1 turns by "
-            "-0.1; the vector is clipped to length 1 first), gripper +1 opens; relative to the measured pose"
-        ),
-        "success": "info['success'] at any step; the episode ends there",
-    }

@@ -191,9 +191,13 @@ def metaworld_benchmark(
     check_integer("sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones")
     trials = sampled_starts or TRIALS
     rules = PROTOCOLS[protocol]
+    drawn_on = f", drawn on to {trials} per task: published protocols have {TRIALS}" if trials > TRIALS else ""
     return Benchmark(
         id=env_id,
-        tasks=tuple(_task(name, rules.horizon, trials) for name in TASK_SETS[env_id]),
+        tasks=tuple(
+            Task(name=name, instruction=TASKS[name][1], horizon=rules.horizon, num_trials=trials, suite=TASKS[name][0])
+            for name in TASK_SETS[env_id]
+        ),
         action_dim=4,
         action_spec=ActionSpec(rotation="none", gripper="plus_one_closes", frame="delta_target"),
         state_dim=4,
@@ -212,7 +216,19 @@ def metaworld_benchmark(
         extra="metaworld",
         requires=("metaworld", "mujoco"),
         start_kind=f"sampled start states (split {split})" if trials != TRIALS else "start states",
-        protocol=_protocol_record(protocol, rules, render_quality, task_reward, trials),
+        protocol={
+            "name": protocol,
+            **asdict(rules),
+            "trials_per_task": trials,
+            "start_states": f"metaworld.MT1(task, seed=task_seed).train_tasks[trial], frozen{drawn_on}",
+            "camera": f"{CAMERA}, both image axes reversed",
+            "render_quality": render_quality,
+            "task_reward": task_reward,
+            "state": "hand position 3, gripper opening 1 (0 closed, 1 open)",
+            "action": "delta xyz * 0.01 m of the hand's target, gripper effort (+1 closes); 80 Hz",
+            "success": "info['success'] at any step; the episode ends there",
+            "suites": "difficulty buckets; published averages are the unweighted mean of the four buckets",
+        },
     )
 
 
@@ -221,27 +237,3 @@ def expert_name(task: str) -> str:
     check_known("Meta-World task", task, TASKS)
     stem = {"peg-insert-side": "peg-insertion-side"}.get(task, task)
     return "Sawyer" + "".join(word.capitalize() for word in stem.split("-")) + "V3Policy"
-
-
-def _task(name: str, horizon: int, trials: int) -> Task:
-    bucket, sentence = TASKS[name]
-    return Task(name=name, instruction=sentence, horizon=horizon, num_trials=trials, suite=bucket)
-
-
-def _protocol_record(
-    name: str, rules: MetaWorldProtocol, render_quality: str, task_reward: str, trials: int
-) -> dict[str, object]:
-    drawn_on = f", drawn on to {trials} per task: published protocols have {TRIALS}" if trials > TRIALS else ""
-    return {
-        "name": name,
-        **asdict(rules),
-        "trials_per_task": trials,
-        "start_states": f"metaworld.MT1(task, seed=task_seed).train_tasks[trial], frozen{drawn_on}",
-        "camera": f"{CAMERA}, both image axes reversed",
-        "render_quality": render_quality,
-        "task_reward": task_reward,
-        "state": "hand position 3, gripper opening 1 (0 closed, 1 open)",
-        "action": "delta xyz * 0.01 m of the hand's target, gripper effort (+1 closes); 80 Hz",
-        "success": "info['success'] at any step; the episode ends there",
-        "suites": "difficulty buckets; published averages are the unweighted mean of the four buckets",
-    }
