@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue, VLAZooError
@@ -133,38 +133,37 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     settings |= {"skip": args.skip} if args.skip else {}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)
+    done = writer.done
     attempts = all_attempts(source.benchmark.tasks, source.rounds)[args.skip :]
     if not attempts:
         raise BadValue(f"--skip {args.skip} leaves no start state of {source.env} to try; give a smaller number")
-    progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
+    progress = Progress(args.episodes, done=done.episodes, on=args.progress, unit="episode")
     envs, record = source.open()
     try:
-        while writer.episodes < args.episodes and writer.tried < len(attempts):
+        while done.episodes < args.episodes and done.tried < len(attempts):
             try:
-                played = record(attempts[writer.tried : writer.tried + source.num_envs], args.skip + writer.tried)
+                played = record(attempts[done.tried : done.tried + source.num_envs], args.skip + done.tried)
             except VLAZooError as error:
-                if not writer.tried:
+                if not done.tried:
                     raise
-                again = f"repeat the command to go on after {writer.tried} start states"
+                again = f"repeat the command to go on after {done.tried} start states"
                 raise type(error)(f"{error}; {again}") from error
-            wanted = args.episodes - writer.episodes
+            wanted = args.episodes - done.episodes
             kept, tried = kept_episodes(played, wanted, keep_failures=args.keep_failures)
-            writer.add(kept, tried=writer.tried + tried)
-            progress.to(writer.episodes)
+            writer.add(kept, tried=done.tried + tried)
+            progress.to(done.episodes)
     finally:
         progress.close()
         envs.close()
     again = "" if source.varied_by is None else f"{source.varied_by} makes each try another"
-    if not writer.episodes:
+    if not done.episodes:
         raise BadValue(
-            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; "
+            f"none of the {done.tried} start states that were tried was solved, and nothing was written; "
             f"{again and f'{again}, '}--keep-failures keeps what was not solved, too"
         )
-    print(
-        f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"
-    )
-    if writer.episodes < args.episodes:
-        said = f"all {len(attempts)} start states were tried: {writer.episodes} of {args.episodes} episodes"
+    print(f"{done.episodes} episodes, {done.frames} frames, from {done.tried} start states tried -> {args.output}")
+    if done.episodes < args.episodes:
+        said = f"all {len(attempts)} start states were tried: {done.episodes} of {args.episodes} episodes"
         print(said + (again and f". More need other tries: {again}"))
     else:
         packages = packages_flag(args.gym_packages)
@@ -204,7 +203,7 @@ class Source:
 
     env: str
     benchmark: Benchmark
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     """JSON values that decide what an episode holds."""
     num_envs: int
     """N, the most episodes that are recorded at once."""
@@ -216,22 +215,31 @@ class Source:
 
 
 def _source(args: argparse.Namespace) -> Source:
-    if args.on_worker_error != "raise":
-        raise BadValue("--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on")
-    if args.student is not None and not args.expert:
-        raise BadValue("--student needs --expert, which takes over from it; a policy alone is recorded with -i RUN")
-    if args.student is None:
-        _refuse(args, ["student_share"], "is for --student RUN; leave it out")
-    if args.env is None and args.run is None and args.student is None and not is_server(args.policy):
-        raise BadValue("--env is missing: say where to collect, e.g. --env MetaWorld/reach")
     if args.env is not None:
         find_benchmark(args.env)
-    if not args.expert and args.run is None and args.policy is None:
-        raise BadValue("say who acts: --expert (the benchmark's scripted expert), -i RUN or --policy NAME")
-    for name, flag in (("episodes", "-n"), ("output", "-o")):
-        if getattr(args, name) is None:
-            raise BadValue(f"{flag} is missing. Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine")
-    if args.student is not None:
+    led, alone = args.student is not None, args.run is None and args.student is None and not is_server(args.policy)
+    example = f"Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine"
+    for is_wrong, sentence in (
+        (
+            args.on_worker_error != "raise",
+            "--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on",
+        ),
+        (
+            led and not args.expert,
+            "--student needs --expert, which takes over from it; a policy alone is recorded with -i RUN",
+        ),
+        (args.student_share is not None and not led, "--student-share is for --student RUN; leave it out"),
+        (args.env is None and alone, "--env is missing: say where to collect, e.g. --env MetaWorld/reach"),
+        (
+            not args.expert and args.run is None and args.policy is None,
+            "say who acts: --expert (the benchmark's scripted expert), -i RUN or --policy NAME",
+        ),
+        (args.episodes is None, f"-n is missing. {example}"),
+        (args.output is None, f"-o is missing. {example}"),
+    ):
+        if is_wrong:
+            raise BadValue(sentence)
+    if led:
         return student_source(args)
     return expert_source(args) if args.expert else policy_source(args)
 
@@ -341,14 +349,14 @@ def policy_source(args: argparse.Namespace) -> Source:
     )
 
 
-def _settings(env: str, options: Mapping[str, object], args: argparse.Namespace) -> dict[str, Any]:
+def _settings(env: str, options: Mapping[str, object], args: argparse.Namespace) -> dict[str, object]:
     """Return what decides an episode of any source, of the environment without what does not change its images."""
     ignored = ("num_workers", "on_worker_error")
     recorded = {name: value for name, value in sorted(options.items()) if name not in ignored}
     return {"env": env, "options": recorded, "noise": args.noise, "seed": args.seed}
 
 
-def _opened_with(agent: Agent) -> dict[str, Any]:
+def _opened_with(agent: Agent) -> dict[str, object]:
     return {"policy_kwargs": dict(agent.policy_kwargs)} if agent.policy_kwargs else {}
 
 

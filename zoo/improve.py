@@ -65,6 +65,8 @@ LEARNED = "learned"
 """False in the record of a round that had nothing to learn."""
 ROUNDS, EPISODES, UPDATES = 3, 100, 300
 """Without flags: rounds, and in each the episodes collected and the updates learned."""
+Done = dict[str, Any]
+"""Record of a finished round."""
 _ANYTIME = ("rounds", "device", "num_threads")
 """Flags that may change when it goes on."""
 _OF_ALL = ("env", "seed", "num_envs", "device", "num_threads", "gym_packages")
@@ -149,7 +151,6 @@ def _fresh(args: argparse.Namespace) -> Rounds:
 
 
 def _stored(args: argparse.Namespace) -> Rounds:
-    """Return the rounds of a folder, with the few flags that may change."""
     folder = Path(args.resume)
     if not (folder / RECORD_FILE).is_file():
         raise BadValue(f"'{folder}' is no folder of zoo.improve, such as logs/improve/Toy-Reach_1: no {RECORD_FILE}")
@@ -195,7 +196,6 @@ def _checked(rounds: Rounds) -> RunConfig:
 
 
 def _improve(rounds: Rounds, config: RunConfig) -> int:
-    """Do the rounds that are left."""
     done, again = rounds.done, f"python -m zoo.improve -i {quoted(rounds.folder)}"
     rounds.write()
     while len(done) <= rounds.args.rounds:
@@ -220,14 +220,14 @@ def _improve(rounds: Rounds, config: RunConfig) -> int:
     return 0
 
 
-def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | None:
+def _round(rounds: Rounds, number: int, config: RunConfig) -> Done | None:
     """Collect and learn; in round 0 evaluate the first policy alone. Return None where learning was stopped.
 
     What an earlier process has done of a round is not repeated. Where no frame is worth more than another, the policy
     stays as it is for the next round.
     """
     folder = rounds.round_folder(number)
-    done: dict[str, Any] = {}
+    done: Done = {}
     evaluation = rounds.folder / START_FILE
     if number:
         if rounds.args.episodes and not (folder / "sft").is_dir():
@@ -257,8 +257,7 @@ def _round(rounds: Rounds, number: int, config: RunConfig) -> dict[str, Any] | N
     return done
 
 
-def _line(number: int, done: Mapping[str, Any]) -> str:
-    """Return a line on a finished round."""
+def _line(number: int, done: Done) -> str:
     parts = []
     if "success" in done:
         rate = done["success"]
@@ -291,7 +290,7 @@ class Rounds:
     """Parsed flags, defaults filled in."""
     folder: Path
     """Where it all goes."""
-    done: list[dict[str, Any]] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
     """The rounds so far, from 0 on; grows."""
     split: str | None = None
     """Split of the evaluations."""
@@ -339,7 +338,7 @@ class Rounds:
             params=self._params(opens=True, learns=False),
         )
 
-    def _flags(self, *names: str, **more: Any) -> list[str]:
+    def _flags(self, *names: str, **more: object) -> list[str]:
         return _as_flags({**{name: getattr(self.args, name) for name in (*_OF_ALL, *names)}, **more})
 
     def _params(self, *, opens: bool, learns: bool) -> list[str]:

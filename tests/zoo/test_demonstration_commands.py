@@ -138,16 +138,16 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     monkeypatch.chdir(tmp_path)
     asked = ["--env", ENV, "--expert", "-o", "demos", "--num-envs", "2", "-params", *PICTURES]
     assert collect.run([*asked, "-n", "1"]) == 0
-    assert collect.run([*asked, "-n", "3"]) == 0  # goes on, and throws nothing away
+    assert collect.run([*asked, "-n", "2"]) == 0  # goes on, and throws nothing away
     said = capsys.readouterr().out
-    assert "3 episodes" in said
+    assert "2 episodes" in said
     # The policy is to see pictures of the same kind.
     assert f"python -m zoo.sft --env {ENV} --dataset demos -params {shlex.join(PICTURES)}\n" in said
     from zoo.demonstrations.lerobot_reader import read_dataset
 
     shown = read_dataset(tmp_path / "demos")
-    assert [one.start.trial_id for one in shown] == [0, 1, 2]
-    assert len({one.start_state for one in shown}) == 3
+    assert [one.start.trial_id for one in shown] == [0, 1]
+    assert shown[0].start_state != shown[1].start_state
     assert {one.instruction for one in shown} == {"Push and close a drawer"}
     assert all(np.asarray(one.images["image"]).std() > 10 for one in shown)
     capsys.readouterr()
@@ -156,30 +156,20 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
 
     tiny = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
     taught = [*PICTURES, "chunk:8", tiny]
-    learning = ["--env", ENV, "--dataset", "demos", "-n", "12", "--batch-size", "16", "--seed", "0"]
+    learning = ["--env", ENV, "--dataset", "demos", "-n", "8", "--batch-size", "8", "--seed", "0"]
     shared = ["--eval-episodes", "1", "--device", "cpu", "-params", *taught]
     assert sft.run([*learning, *shared]) == 0
     said = capsys.readouterr().out
-    assert "12 of 12" in said
+    assert "8 of 8" in said
     assert "all episodes" in said
     rows = [
         json.loads(line) for line in Path("logs/sft/MetaWorld-drawer-close_1/metrics.jsonl").read_text().splitlines()
     ]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
-    assert len(losses) == 12
+    assert len(losses) == 8
     assert losses[-1] < losses[0]
     run = find_run("logs/sft/MetaWorld-drawer-close_1")
     assert yaml.safe_load((run.path / "config.yml").read_text())["seed"] == 0
-
-    # The same seed and data make the same weights.
-    assert sft.run([*learning, "--eval-episodes", "0", "--device", "cpu", "-params", *taught]) == 0
-    from safetensors.numpy import load_file
-
-    first, second = (
-        load_file(policy_folder(f"logs/sft/MetaWorld-drawer-close_{number}") / "model.safetensors") for number in (1, 2)
-    )
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name])
 
     going_on = ["--algo", "ppo", "--env", ENV, "--policy", str(policy_folder(str(run.path))), "-n", "32"]
     settings = [*PICTURES, "num_envs:2", "n_steps:2", "batch_size:4"]

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency, VLAZooError, shown
-from vla_gym.reading import check_no_pipe, inside, read_json_object
+from vla_gym.reading import check_no_pipe, inside
 from vla_gym.system.extras import install_command
-from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
 
 VERSION = "v3.0"
@@ -43,6 +42,7 @@ QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 MOST_PIXELS = 2048 * 2048  # of one image; robots' cameras have a quarter of it at most
 MOST_BYTES = 4 * 2**30  # of one camera's images in one episode, or of one table, uncompressed
 MOST_ROWS = 5 * 10**7  # of one table; RT-X as a whole has 10^8 frames in thousands of files
+Table = Any  # a pyarrow table or an open file; the package has no types
 _FIELD = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?\d{1,2}d?)?\}")
 
 
@@ -58,27 +58,6 @@ class DatasetInfo:
     """Pattern of the tables' names, see `DATA_PATH`."""
     video_path: str | None = None
     """Pattern of the videos' names, see `VIDEO_PATH`; None where images are in the tables."""
-
-
-def read_info(root: Path) -> DatasetInfo:
-    """Return `info.json` of the dataset in `root`; raise `BadValue` for another version and for wrong entries."""
-    path = root / INFO_PATH
-    if not path.is_file():
-        raise BadValue(
-            f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
-            "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
-        )
-    values = read_json_object(path)
-    if values.get("codebase_version") != VERSION:
-        raise BadValue(
-            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read; lerobot's "
-            "convert_dataset_v21_to_v30 converts one of v2.1"
-        )
-    known = {field.name for field in fields(DatasetInfo)}
-    info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
-    if not info.fps > 0:
-        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
-    return info
 
 
 @contextmanager
@@ -99,7 +78,7 @@ def opening(root: Path) -> Iterator[None]:
         ) from error
 
 
-def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
+def file_of(root: Path, pattern: str, where: object, **fields: object) -> Path:
     """Return the file that a pattern of `info.json` names, inside `root`; raise `BadValue` for any other.
 
     A pattern may hold the fields and widths of `DATA_PATH` and `VIDEO_PATH`, and no other format specification.
@@ -137,7 +116,7 @@ def parquet() -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-def open_table(path: Path) -> Any:
+def open_table(path: Path) -> Table:
     """Return a parquet file for `read_groups`; raise `BadValue` for one of too many rows."""
     check_no_pipe(path)
     file = parquet()[1].ParquetFile(path)
@@ -146,7 +125,7 @@ def open_table(path: Path) -> Any:
     return file
 
 
-def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collection[str] | None = None) -> Any:
+def read_groups(file: Table, path: Path, groups: Sequence[int], columns: Collection[str] | None = None) -> Table:
     """Return row groups of a file of `open_table`, those of `columns` that it has, as a pyarrow table.
 
     lerobot writes a group for each episode. Raise `BadValue` for a table that would fill the memory: equal values
@@ -171,20 +150,20 @@ def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collectio
     return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
 
 
-def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
+def read_table(path: Path, columns: Collection[str] | None = None) -> Table:
     """Return a parquet file, or those of `columns` that it has, as a pyarrow table."""
     with open_table(path) as file:
         return read_groups(file, path, range(file.num_row_groups), columns)
 
 
-def rows_of(table: Any, place_T: np.ndarray) -> Any:
+def rows_of(table: Table, place_T: np.ndarray) -> Table:
     """Return the rows `place_T`, which rise, of a pyarrow table, whose own `take` would copy all of it first."""
     if not len(place_T):
         return table.slice(0, 0)
     return table.slice(place_T[0], place_T[-1] + 1 - place_T[0]).take(place_T - place_T[0])
 
 
-def column_TD(table: Any, name: str, where: str) -> np.ndarray:
+def column_TD(table: Table, name: str, where: str) -> np.ndarray:
     """Return a column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
 
     A missing number becomes NaN. Raise `BadValue`, which says `where`, for vectors of several lengths.
@@ -199,14 +178,14 @@ def column_TD(table: Any, name: str, where: str) -> np.ndarray:
     return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)
 
 
-def write_table(path: Path, table: Any) -> None:
+def write_table(path: Path, table: Table) -> None:
     """Write a pyarrow table as parquet, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
         parquet()[1].write_table(table, partial)
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, object]) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(values, indent=2) + "\n")
@@ -217,7 +196,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def features(
     cameras: Sequence[str], image_size: int, columns: Mapping[str, np.ndarray], *, fps: int, crf: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the features of `info.json`: images compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
     video = {
         "video.height": image_size,
@@ -246,7 +225,7 @@ def pixel_format(image_size: int, crf: int) -> str:
     return "yuv420p" if image_size % 2 == 0 else "yuv444p"
 
 
-def vector_stats(value_TD: np.ndarray) -> dict[str, list[Any]]:
+def vector_stats(value_TD: np.ndarray) -> dict[str, list[float]]:
     """Return min, max, mean, std, count and quantiles of each column."""
     wide_TD = value_TD.astype(np.float64)
     found = {name: getattr(wide_TD, name)(axis=0) for name in ("min", "max", "mean", "std")}
@@ -254,28 +233,31 @@ def vector_stats(value_TD: np.ndarray) -> dict[str, list[Any]]:
     return {**{name: value.tolist() for name, value in found.items()}, "count": [len(value_TD)]}
 
 
-def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the sums behind the statistics of images: float64 `[3]` each, in 0 .. 255."""
+def image_moments(image_THWC: np.ndarray, before: Mapping[str, list[float]] | None = None) -> dict[str, list[float]]:
+    """Return the sums behind the statistics of images and of those `before`: 3 numbers each, colours in 0 .. 255."""
     flat = image_THWC.reshape(-1, 3).astype(np.float64)
-    return {
+    found = {
         "pixels": np.full(3, float(len(flat))),
         "sum": flat.sum(axis=0),
         "squares": np.square(flat).sum(axis=0),
         "min": flat.min(axis=0),
         "max": flat.max(axis=0),
     }
-
-
-def add_moments(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the moments of both together."""
     join = {"min": np.minimum, "max": np.maximum}
-    return {name: join.get(name, np.add)(value, other[name]) for name, value in one.items()}
+    if before:
+        found = {name: join.get(name, np.add)(before[name], value) for name, value in found.items()}
+    return {name: value.tolist() for name, value in found.items()}
 
 
-def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any]:
+def image_stats(moments: Mapping[str, list[float]], frames: int) -> dict[str, object]:
     """Return the statistics per channel, `[3, 1, 1]`, colours as 0 .. 1."""
-    mean = moments["sum"] / moments["pixels"]
-    variance = np.maximum(moments["squares"] / moments["pixels"] - np.square(mean), 0.0)
-    values = {"min": moments["min"], "max": moments["max"], "mean": mean, "std": np.sqrt(variance)}
+    pixels, total, squares, low, high = (np.array(moments[name]) for name in ("pixels", "sum", "squares", "min", "max"))
+    mean = total / pixels
+    values = {
+        "min": low,
+        "max": high,
+        "mean": mean,
+        "std": np.sqrt(np.maximum(squares / pixels - np.square(mean), 0.0)),
+    }
     scaled = {name: (value / 255.0).reshape(3, 1, 1).tolist() for name, value in values.items()}
     return {**scaled, "count": [frames]}

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import inside
+from vla_gym.reading import inside, read_json_object
 from vla_gym.specs import StartState
+from vla_policies.checkpoint_io.json_records import from_json
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Cameras
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
@@ -93,7 +94,20 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
             f"no folder '{root}'. Collect demonstrations with: "
             f"python -m zoo.collect --env ID --expert -n 20 -o {quoted(root)}"
         )
-    info = lr.read_info(root)
+    path = root / lr.INFO_PATH
+    if not path.is_file():
+        raise BadValue(
+            f"'{root}' is no LeRobotDataset {lr.VERSION}: it has no {lr.INFO_PATH}; name the folder of meta/"
+        )
+    values = read_json_object(path)
+    if values.get("codebase_version") != lr.VERSION:
+        raise BadValue(
+            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {lr.VERSION} is read; lerobot's "
+            "convert_dataset_v21_to_v30 converts one of v2.1"
+        )
+    info = from_json(lr.DatasetInfo, values, f"'{path}'", others=True)
+    if not info.fps > 0:
+        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
     if lr.ACTION not in info.features:
         raise BadValue(f"'{root}' has no '{lr.ACTION}'; its features are {', '.join(info.features)}")
     if not info.total_episodes:
@@ -129,8 +143,7 @@ def _episode_rows(root: Path) -> Iterator[dict[str, Any]]:
         yield from lr.read_table(inside(root, path.relative_to(root).as_posix(), root)).to_pylist()
 
 
-def _finite_TD(steps: Any, name: str, where: str) -> np.ndarray:
-    """Return a column of an episode's rows, float32 `[T, D]`; raise `BadValue` for numbers that are not finite."""
+def _finite_TD(steps: lr.Table, name: str, where: str) -> np.ndarray:
     value_TD = lr.column_TD(steps, name, where)
     if not np.isfinite(value_TD).all():
         (first, *_) = np.flatnonzero(~np.isfinite(value_TD).all(axis=1))

@@ -127,7 +127,7 @@ class ImageTable:
             lambda first, last: lr.read_groups(file, path, range(first, last + 1), columns)
         )
 
-    def rows(self, episode: int, count: int) -> Any:
+    def rows(self, episode: int, count: int) -> lr.Table:
         """Return the first `count` rows of an episode, which has that many, as a pyarrow table."""
         place_T = np.flatnonzero(self._number_T == episode)[:count]
         first, last = np.searchsorted(self._ends, place_T[[0, -1]], side="right").tolist()
@@ -135,7 +135,7 @@ class ImageTable:
         return lr.rows_of(self._read(first, last), place_T - before)
 
 
-def _decoded(entry: Any, key: str, count: int, root: Path) -> np.ndarray:
+def _decoded(entry: object, key: str, count: int, root: Path) -> np.ndarray:
     """Return a PNG or JPEG, one of `count` of an episode, as uint8 `[H, W, 3]`; an entry holds it or names its file."""
     entry = entry if isinstance(entry, Mapping) else {}
     data, name = entry.get("bytes"), entry.get("path")

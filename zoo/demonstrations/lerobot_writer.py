@@ -7,13 +7,14 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, check_integer, shown
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import check_no_pipe, read_json_object
+from vla_policies.checkpoint_io.json_records import from_json
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import write_video
 from zoo.demonstrations.recorder import Demonstration
@@ -48,6 +49,22 @@ def locked(root: Path) -> Iterator[None]:
         remove_empty(made)
 
 
+@dataclass(kw_only=True)
+class Collected:
+    """What `PROGRESS_PATH` says."""
+
+    settings: dict[str, object]
+    tried: int = 0
+    """Start states tried so far, in their order."""
+    episodes: int = 0
+    frames: int = 0
+    files: int = 0
+    tasks: list[str] = field(default_factory=list)
+    """Sentences, by their index."""
+    cameras: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Camera -> `lerobot_format.image_moments` of all frames."""
+
+
 class LeRobotWriter:
     """A dataset folder; `add` writes one file of each kind, and the folder is complete after every call.
 
@@ -55,33 +72,17 @@ class LeRobotWriter:
     none.
     """
 
-    def __init__(self, root: Path, settings: Mapping[str, Any], *, fps: int, crf: int = 0) -> None:
+    def __init__(self, root: Path, settings: Mapping[str, object], *, fps: int, crf: int = 0) -> None:
         lr.parquet()  # a missing pyarrow shows before anything is collected
         self.root, self.fps, self._crf = root, fps, crf
-        counts = dict.fromkeys(("tried", "episodes", "frames", "files"), 0)
-        self._done: dict[str, Any] = {"settings": dict(settings), **counts, "tasks": [], "cameras": {}}
+        self.done = Collected(settings=dict(settings))
         if (root / PROGRESS_PATH).is_file():
             with lr.opening(root):
-                self._go_on(read_json_object(root / PROGRESS_PATH))
+                self._go_on(from_json(Collected, read_json_object(root / PROGRESS_PATH), f"'{root / PROGRESS_PATH}'"))
         elif root.exists() and not root.is_dir():
             raise BadValue(f"'{root}' is a file; name a new folder with -o")
         elif any(one.name not in _PARTS or any(path.is_file() for path in one.rglob("*")) for one in root.glob("*")):
             raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
-
-    @property
-    def tried(self) -> int:
-        """Start states tried so far, in their order."""
-        return int(self._done["tried"])
-
-    @property
-    def episodes(self) -> int:
-        """Episodes written."""
-        return int(self._done["episodes"])
-
-    @property
-    def frames(self) -> int:
-        """Frames written."""
-        return int(self._done["frames"])
 
     def add(self, episodes: Sequence[Demonstration], *, tried: int) -> None:
         """Write these episodes and note that `tried` start states are done by now.
@@ -89,7 +90,7 @@ class LeRobotWriter:
         Nothing is written before the first episode: a folder without any is no dataset.
         """
         if episodes:
-            first = not self._done["files"]
+            first = not self.done.files
             try:
                 with lr.opening(self.root):
                     self._write_files(episodes)
@@ -97,19 +98,14 @@ class LeRobotWriter:
                 for name in _PARTS if first else ():
                     shutil.rmtree(self.root / name, ignore_errors=True)
                 raise
-        self._done["tried"] = tried
-        if self.episodes:
-            lr.write_json(self.root / PROGRESS_PATH, self._done)
+        self.done.tried = tried
+        if self.done.episodes:
+            lr.write_json(self.root / PROGRESS_PATH, vars(self.done))
 
-    def _go_on(self, begun: dict[str, Any]) -> None:
-        path = self.root / PROGRESS_PATH
-        if begun.keys() != self._done.keys():
-            raise BadValue(f"'{path}' must say {', '.join(self._done)}; name a new folder with -o")
-        for name in ("tried", "episodes", "frames", "files"):
-            check_integer(f"{name} of '{path}'", begun[name], 0, 10**12)
-        if not begun["episodes"]:
+    def _go_on(self, begun: Collected) -> None:
+        if not begun.episodes:
             return
-        now, self._done, stored = self._done["settings"], begun, begun["settings"]
+        now, self.done, stored = self.done.settings, begun, begun.settings
         for key in sorted({*stored, *now}):
             if stored.get(key) != now.get(key):
                 raise BadValue(
@@ -121,44 +117,41 @@ class LeRobotWriter:
             lr.parquet()[1].read_metadata(table)  # before simulators start
 
     def _tables(self) -> list[Path]:
-        return [self.root / lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]
+        return [self.root / lr.DATA_PATH.format(**lr.place(number)) for number in range(self.done.files)]
 
     def _write_files(self, episodes: Sequence[Demonstration]) -> None:
-        if not self._done["files"]:
+        if not self.done.files:
             # Whatever interrupts the first files: the folder is ours.
-            lr.write_json(self.root / PROGRESS_PATH, self._done)
+            lr.write_json(self.root / PROGRESS_PATH, vars(self.done))
         pa, _ = lr.parquet()
-        file = lr.place(int(self._done["files"]))
+        file = lr.place(self.done.files)
         cameras = sorted(episodes[0].images)
         for camera in cameras:
             path = self.root / lr.VIDEO_PATH.format(video_key=lr.camera_key(camera), **file)
             images = [np.asarray(episode.images[camera]) for episode in episodes]
             write_video(path, images, fps=self.fps, crf=self._crf)
-            moments = lr.image_moments(np.concatenate(images))
-            if before := self._done["cameras"].get(camera):
-                moments = lr.add_moments({key: np.array(value) for key, value in before.items()}, moments)
-            self._done["cameras"][camera] = {key: value.tolist() for key, value in moments.items()}
+            self.done.cameras[camera] = lr.image_moments(np.concatenate(images), self.done.cameras.get(camera))
         rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
         for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
             lr.write_table(self.root / name.format(**file), pa.table(columns))
-        self._done["episodes"] += len(episodes)
-        self._done["frames"] += sum(episode.length for episode in episodes)
-        self._done["files"] += 1
+        self.done.episodes += len(episodes)
+        self.done.frames += sum(episode.length for episode in episodes)
+        self.done.files += 1
         self._write_tasks()
         self._write_stats()
         self._write_info(episodes[0])
 
-    def _frame_columns(self, episodes: Sequence[Demonstration]) -> dict[str, Any]:
+    def _frame_columns(self, episodes: Sequence[Demonstration]) -> dict[str, lr.Table]:
         pa, _ = lr.parquet()
-        tasks: list[str] = self._done["tasks"]
+        tasks = self.done.tasks
         tasks += [one for one in dict.fromkeys(episode.instruction for episode in episodes) if one not in tasks]
         lengths = [episode.length for episode in episodes]
         step_F = np.concatenate([np.arange(length) for length in lengths])
         columns = {
             "timestamp": (step_F / self.fps).astype(np.float32),
             "frame_index": step_F,
-            "episode_index": np.repeat(np.arange(self.episodes, self.episodes + len(episodes)), lengths),
-            "index": np.arange(self.frames, self.frames + sum(lengths)),
+            "episode_index": np.repeat(np.arange(self.done.episodes, self.done.episodes + len(episodes)), lengths),
+            "index": np.arange(self.done.frames, self.done.frames + sum(lengths)),
             "task_index": np.repeat([tasks.index(episode.instruction) for episode in episodes], lengths),
         }
         table = {name: pa.array(value_F) for name, value_F in columns.items()}
@@ -173,11 +166,11 @@ class LeRobotWriter:
 
     def _episode_rows(
         self, episodes: Sequence[Demonstration], cameras: Sequence[str], file: Mapping[str, int]
-    ) -> dict[str, list[Any]]:
-        rows: dict[str, list[Any]] = {}
-        first, seconds = self.frames, 0.0
-        for number, episode in enumerate(episodes, start=self.episodes):
-            row: dict[str, Any] = {
+    ) -> dict[str, list[object]]:
+        rows: dict[str, list[object]] = {}
+        first, seconds = self.done.frames, 0.0
+        for number, episode in enumerate(episodes, start=self.done.episodes):
+            row: dict[str, object] = {
                 "episode_index": number,
                 "tasks": [episode.instruction],
                 "length": episode.length,
@@ -206,14 +199,14 @@ class LeRobotWriter:
     def _write_tasks(self) -> None:
         """Write what pandas writes of a table whose index is the sentence and whose one column is `task_index`."""
         pa, _ = lr.parquet()
-        tasks: list[str] = self._done["tasks"]
+        tasks = self.done.tasks
         table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)})
         lr.write_table(self.root / lr.TASKS_PATH, table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}))
 
     def _write_stats(self) -> None:
-        stats: dict[str, Any] = {
-            lr.camera_key(camera): lr.image_stats({key: np.array(value) for key, value in moments.items()}, self.frames)
-            for camera, moments in self._done["cameras"].items()
+        stats: dict[str, object] = {
+            lr.camera_key(camera): lr.image_stats(moments, self.done.frames)
+            for camera, moments in self.done.cameras.items()
         }
         tables = [lr.read_table(path) for path in self._tables()]
         for name in (lr.STATE, lr.ACTION):
@@ -227,14 +220,14 @@ class LeRobotWriter:
         info = {
             "codebase_version": lr.VERSION,
             "robot_type": None,
-            "total_episodes": self.episodes,
-            "total_frames": self.frames,
-            "total_tasks": len(self._done["tasks"]),
+            "total_episodes": self.done.episodes,
+            "total_frames": self.done.frames,
+            "total_tasks": len(self.done.tasks),
             "chunks_size": lr.CHUNK_SIZE,
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 200,
             "fps": self.fps,
-            "splits": {"train": f"0:{self.episodes}"},
+            "splits": {"train": f"0:{self.done.episodes}"},
             "data_path": lr.DATA_PATH,
             "video_path": lr.VIDEO_PATH,
             "features": lr.features(sorted(like.images), image_size, columns, fps=self.fps, crf=self._crf),

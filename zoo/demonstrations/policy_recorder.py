@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
-from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
+from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, Observations, record
 from zoo.evaluation.evaluator import observation_rows
 from zoo.rollout.advantages import gae
 
@@ -90,7 +89,6 @@ class PolicyActor:
     """A policy in all environments, which decide together, every K steps."""
 
     def __init__(self, policy: VLAPolicy, first: int, *, deterministic: bool, seed: int, values: bool = False) -> None:
-        """See `roll_out`."""
         self._policy, self._first = policy, first
         self._deterministic, self._seed, self._values = deterministic, seed, values
         self._step = 0
@@ -98,7 +96,7 @@ class PolicyActor:
         self.final_value: dict[int, float] = {}
         """Environment -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
 
-    def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+    def act(self, obs: Observations, live: Sequence[int]) -> dict[int, Choice]:
         """Return the choices of the environments `live`; an `Act`."""
         decision, chunk_step = divmod(self._step, self._policy.conventions.chunk)
         self._step += 1
@@ -115,13 +113,13 @@ class PolicyActor:
         for env in live:
             sampled = self._sample[env]
             action_A = sampled["action_KA"][chunk_step]
-            extra: dict[str, Any] = {CHUNK_STEP: np.int64(chunk_step)}
+            extra: dict[str, np.ndarray] = {CHUNK_STEP: np.array(chunk_step)}
             if self._values:
                 extra |= {LOGPROB: sampled[LOGPROB][chunk_step], VALUE: sampled[VALUE]}
             choices[env] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
         return choices
 
-    def end(self, obs: Mapping[str, Any], env: int, terminated: bool) -> None:
+    def end(self, obs: Observations, env: int, terminated: bool) -> None:
         """Note the value of the observation that an episode ended in."""
         self.final_value[env] = 0.0
         if self._values and not terminated:

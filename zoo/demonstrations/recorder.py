@@ -20,6 +20,8 @@ HOLD = 5
 """Steps for which an arm that wanders is moved alike: with another action each step it would stay where it is."""
 _KEPT = "kept"
 _CAMERAS = ("image", "wrist_image")
+Observations = Mapping[str, Any]
+"""Of all environments, as Gymnasium's vector environments return them."""
 Attempt = tuple[StartState, int]
 """A start state and the round it is tried in."""
 
@@ -38,7 +40,7 @@ class Choice:
     """Whether the frame belongs to the dataset."""
 
 
-Act = Callable[[Mapping[str, Any], Sequence[int]], Mapping[int, Choice]]
+Act = Callable[[Observations, Sequence[int]], Mapping[int, Choice]]
 """Takes the observations of all environments and returns a choice for each of those whose episode still runs."""
 
 
@@ -52,7 +54,6 @@ class StoredImages:
     """Reads them, uint8; raises `BadValue` where that fails."""
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
-        """Return the images; `np.asarray` calls it."""
         return self.read()
 
 
@@ -137,7 +138,7 @@ def demonstrate(
         leader = leader or _wandering(generators, envs.benchmark.action_dim)
     step = 0
 
-    def act(obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+    def act(obs: Observations, live: Sequence[int]) -> dict[int, Choice]:
         nonlocal step
         choices: dict[int, Choice] = {}
         if leader is not None and (led := [env for env in live if step < led_steps[env]]):
@@ -163,7 +164,7 @@ def _wandering(generators: Sequence[np.random.Generator], action_dim: int) -> Ac
     """Return what moves arms at random: actions uniform in [-1, 1], each held for `HOLD` steps."""
     step, held = 0, {}
 
-    def act(obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+    def act(obs: Observations, live: Sequence[int]) -> dict[int, Choice]:
         nonlocal step, held
         if step % HOLD == 0:
             held = {env: generators[env].uniform(-1.0, 1.0, action_dim).astype(np.float32) for env in live}
@@ -177,7 +178,7 @@ def record(
     envs: VLAVectorEnv,
     act: Act,
     attempts: Sequence[Attempt],
-    on_end: Callable[[Mapping[str, Any], int, bool], None] | None = None,
+    on_end: Callable[[Observations, int, bool], None] | None = None,
 ) -> list[Demonstration]:
     """Return one episode for each attempt, a frame for each simulator step.
 

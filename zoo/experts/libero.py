@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid
+from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene
 from vla_gym.adapters.libero.tasks import ACTION_SCALE
-from vla_gym.rotations import axes_of, multiply, turn_between
+from vla_gym.rotations import multiply, turn_between
 from vla_gym.specs import Task
 from zoo.experts.libero_placing import (
     ABOVE,
@@ -29,7 +29,7 @@ from zoo.experts.libero_placing import (
     PlacingSkill,
     own_place,
 )
-from zoo.experts.motion import downward, limited, nearest_yaw, yaw_of
+from zoo.experts.motion import downward, limited, narrowest_yaw, nearest_yaw, yaw_of
 
 DRAWER_AZIMUTH = math.radians(117.0)  # where a bowl in the drawer is taken: the outer finger has room in that corner
 OPEN, CLOSE = -1.0, 1.0
@@ -85,7 +85,6 @@ class StagedSkill(ABC):
         self.stage, self._steps = SkillStage.APPROACH, 0
 
     def command(self, hand: Hand, part: Any) -> HandCommand | None:
-        """Return where the hand should be; None when the hand is back."""
         command, over = self._next(hand, part)
         if over or self._steps >= self.patience.get(self.stage, 60):
             if self.stage is SkillStage.BACK:
@@ -152,7 +151,7 @@ class TurningSkill(StagedSkill):
         self._yaw: float | None = None
 
     def _next(self, hand: Hand, part: Moving) -> tuple[HandCommand, bool]:
-        now, narrowest = yaw_of(hand.quat_4, CLOSING), narrowest_yaw(part.handle)
+        now, narrowest = yaw_of(hand.quat_4, CLOSING), narrowest_yaw(part.handle.quat_4, part.handle.half_3)
         door = float(np.linalg.norm((part.handle.centre_3 - part.anchor_3)[:2])) > DOOR
         grip_3 = part.handle.centre_3
         grip_3[2] = part.handle.top - BELOW_TOP
@@ -231,14 +230,6 @@ def _is_turned(hand: Hand, quat_4: np.ndarray) -> bool:
     return float(np.linalg.norm(turn_between(hand.quat_4, quat_4))) < TURNED
 
 
-def narrowest_yaw(thing: Solid) -> float:
-    """Return the direction, seen from above, of a thing's narrowest level axis."""
-    axes_33 = axes_of(thing.quat_4)
-    upright = int(np.argmax(np.abs(axes_33[2])))
-    level = min((axis for axis in range(3) if axis != upright), key=lambda axis: float(thing.half_3[axis]))
-    return math.atan2(axes_33[1, level], axes_33[0, level])
-
-
 def is_dragged(part: Placing) -> bool:
     """Whether a thing is a flat dish that goes to a place on the table it stands on."""
     flat = float(part.thing.half_3[2]) < FLAT and float(min(part.thing.half_3[:2])) > WIDEST
@@ -277,7 +268,6 @@ class LiberoExpert:
         self._skill: Skill | None = None
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Return the whole way to where the hand should be, of which the arm goes about a third: float32 `[7]`."""
         scene = Scene.from_vector(privileged_P)
         command = self._skill.command(scene.hand, scene.parts[self._part]) if self._skill else None
         if command is None:

@@ -258,7 +258,6 @@ class PlacingSkill:
         self.stage, self._steps = PlacingStage.APPROACH, 0
 
     def command(self, hand: Hand, part: Placing) -> HandCommand | None:
-        """Return where the hand should be; None when the last stage is over."""
         part = replace(part, target=replace(part.target, origin_3=part.target.origin_3 + self._place_3))
         plan = self._plan
         if plan is not None and is_over(self.stage, self._steps, hand, part, plan):

@@ -14,7 +14,7 @@ import numpy as np
 from vla_gym.adapters.maniskill.tasks import HAND_DIM, THING_DIM
 from vla_gym.rotations import axes_of, turn_between
 from vla_gym.specs import Task
-from zoo.experts.motion import Aim, Body, body, downward, funnel, limited, nearest_yaw, yaw_of
+from zoo.experts.motion import Aim, Body, body, downward, funnel, limited, narrowest_yaw, nearest_yaw, yaw_of
 
 FINGERS = 1  # axis of both hands that their fingers open along
 AT_THING = 0.012  # metres between hand and grip at which fingers close
@@ -153,7 +153,6 @@ class ManiSkillExpert:
         self._aim, self._base_yaw = AIMS[task.name], BASE_YAWS.get(task.name, 0.0)
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Return one step towards the aim, float32 `[7]`."""
         view = table_view(privileged_P)
         return arm_action(view, self._aim(view), self._base_yaw)
 
@@ -211,13 +210,6 @@ def plate_view(privileged_P: np.ndarray) -> PlateView:
     )
 
 
-def narrow_yaw(thing: Box) -> float:
-    """Return the direction, seen from above, of the shorter of the box's two most level sides."""
-    upright = int(np.argmax(np.abs(axes_of(thing.middle.quat_4)[2])))
-    level = [axis for axis in range(3) if axis != upright]
-    return yaw_of(thing.middle.quat_4, min(level, key=lambda axis: float(thing.size_3[axis])))
-
-
 def plate_aim(view: PlateView) -> Aim:
     """Fetch the object, carry it over the plate, let it go, move up."""
     thing_3, plate_3 = view.thing.middle.position_3, view.plate.middle.position_3
@@ -233,10 +225,9 @@ def plate_aim(view: PlateView) -> Aim:
 
 
 def _grip(view: PlateView) -> Aim:
-    """Grip the object across its narrower side, from above."""
     hand_3, thing_3 = view.hand.position_3, view.thing.middle.position_3
     yaw = yaw_of(view.hand.quat_4, FINGERS)
-    side = nearest_yaw(yaw, narrow_yaw(view.thing), np.pi)
+    side = nearest_yaw(yaw, narrowest_yaw(view.thing.middle.quat_4, view.thing.size_3), np.pi)
     half = view.thing.half_height
     grip_3 = thing_3 + np.array([0.0, 0.0, max(0.0, TIPS_BELOW - half, half - GRIP_DEPTH)])
     over_3 = grip_3 + np.array([0.0, 0.0, half + CLEAR])
@@ -261,6 +252,5 @@ class Plate25Expert:
         del task
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Return one step towards the aim, float32 `[7]`."""
         view = plate_view(privileged_P)
         return plate_action(view, plate_aim(view))

@@ -112,7 +112,6 @@ class MetaWorldExpert:
         self._act = _scripted(task.name) if aim is None else lambda seen_P: arm_action(seen_P, aim(seen_P))
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Return float32 `[4]`, proportional to the way to the next waypoint, cut to the range of an action."""
         return self._act(privileged_P)
 
 

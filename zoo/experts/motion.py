@@ -53,6 +53,13 @@ def yaw_of(quat: np.ndarray, axis: int) -> float:
     return float(np.arctan2(y, x))
 
 
+def narrowest_yaw(quat_4: np.ndarray, size_3: np.ndarray) -> float:
+    """Return the direction, seen from above, of the shorter of a box's two most level sides."""
+    upright = int(np.argmax(np.abs(axes_of(quat_4)[2])))
+    level = [axis for axis in range(3) if axis != upright]
+    return yaw_of(quat_4, min(level, key=lambda axis: float(size_3[axis])))
+
+
 def nearest_yaw(now: float, wanted: float, period: float) -> float:
     """Return the angle nearest to `now` among `wanted` plus multiples of `period`."""
     return wanted + period * round((now - wanted) / period)

@@ -244,7 +244,7 @@ def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
 def test_a_collection_goes_on_under_its_own_settings_only(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "d", SETTINGS, fps=80).add([shown(3)], tried=5)
     writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
-    assert (writer.tried, writer.episodes, writer.frames) == (5, 1, 3)
+    assert (writer.done.tried, writer.done.episodes, writer.done.frames) == (5, 1, 3)
     with pytest.raises(BadValue, match=r"noise=0.0, now it is 0.3"):
         LeRobotWriter(tmp_path / "d", {**SETTINGS, "noise": 0.3}, fps=80)
     (tmp_path / "mine").mkdir()
@@ -431,7 +431,7 @@ def test_a_video_that_ffmpeg_does_not_finish_is_not_counted(
             LeRobotWriter(tmp_path / "first", SETTINGS, fps=20).add([shown(3)], tried=2)
     assert not list((tmp_path / "first").iterdir())
     writer = LeRobotWriter(root, SETTINGS, fps=20)
-    assert (writer.episodes, writer.tried, len(read_dataset(root))) == (1, 1, 1)
+    assert (writer.done.episodes, writer.done.tried, len(read_dataset(root))) == (1, 1, 1)
     writer.add([shown(3)], tried=2)
     assert len(read_dataset(root)) == 2
 
@@ -456,7 +456,7 @@ def test_an_interrupted_collection_goes_on_and_is_read_meanwhile(
     if whole:
         assert len(read_dataset(root)) == whole
     again = LeRobotWriter(root, SETTINGS, fps=20)
-    assert again.episodes == again.tried == whole
+    assert again.done.episodes == again.done.tried == whole
     again.add(episodes[whole:], tried=4)
     for one, other in zip(episodes, read_dataset(root), strict=True):
         np.testing.assert_array_equal(one.images["image"], other.images["image"])

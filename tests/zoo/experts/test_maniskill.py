@@ -11,14 +11,13 @@ from vla_gym.adapters.plate25.tasks import PRIVILEGED_DIM
 from zoo.experts.maniskill import (
     AIMS,
     arm_action,
-    narrow_yaw,
     pick_cube,
     plate_action,
     plate_aim,
     plate_view,
     table_view,
 )
-from zoo.experts.motion import Aim
+from zoo.experts.motion import Aim, narrowest_yaw
 
 DOWN = (0.0, 1.0, 0.0, 0.0)
 """Half a turn about x: the hand points down, its fingers open along y."""
@@ -148,8 +147,9 @@ def test_plate25s_vector_has_the_length_its_benchmark_declares() -> None:
 )
 def test_fingers_go_across_the_narrower_level_side(quat: tuple[float, ...], yaw: float) -> None:
     thing = plate_view(on_table((0, 0, 0), (0.0, 0.0, 0.0, *quat, 0.1, 0.03, 0.04))).thing
-    assert np.sin(2 * (narrow_yaw(thing) - yaw)) == pytest.approx(0.0, abs=1e-9)
-    assert abs(np.cos(narrow_yaw(thing) - yaw)) == pytest.approx(1.0)
+    found = narrowest_yaw(thing.middle.quat_4, thing.size_3)
+    assert np.sin(2 * (found - yaw)) == pytest.approx(0.0, abs=1e-9)
+    assert abs(np.cos(found - yaw)) == pytest.approx(1.0)
 
 
 def test_an_object_is_fetched_from_above_and_gripped_no_deeper_than_the_palm_allows() -> None:

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,6 +95,7 @@ def compiled_task(suite: str, task: str, use: Callable[[CompiledTask], Content])
     return _from_cache(SCENE, suite, task, lambda folder: use(_read(folder)))
 
 
+@lru_cache(maxsize=4)
 def start_regions(suite: str, task: str) -> StartRegions:
     """Return the ranges of start states, from the cache as `compiled_task`; raise `BadValue` for a task without any."""
     record = _from_cache(REGIONS, suite, task, lambda folder: read_json(folder / REGIONS))
@@ -116,6 +118,7 @@ def bddl_file(suite: str, task: str) -> Path:
     return Path(get_libero_path("bddl_files")) / suite / f"{task}.bddl"
 
 
+@lru_cache(maxsize=4)
 def start_states(suite: str, task: str) -> np.ndarray:
     """Return the published start states, float64 `[50, 1 + nq + nv]`: time, positions, velocities."""
     from libero.libero import get_libero_path

@@ -95,7 +95,10 @@ def in_order(goal: Sequence[Condition], model: mujoco.MjModel) -> list[Condition
 
     A drawer that something goes into is opened first and closed last.
     """
-    placings = placed_in_order([one for one in goal if one.kind in PLACING])
+    placings = [one for one in goal if one.kind in PLACING]
+    # What carries another thing comes before that thing.
+    carriers = {one.body for one in placings}
+    placings.sort(key=lambda one: one.kind == "on_object" and one.target in carriers)
     drawers = [drawer for one in placings if (drawer := _drawer(one, model)) is not None]
     opened = {condition.qpos for condition in drawers}
     last = [one for one in goal if one.kind == "joint" and one.qpos in opened and one.every]
@@ -103,13 +106,6 @@ def in_order(goal: Sequence[Condition], model: mujoco.MjModel) -> list[Condition
     first.sort(key=lambda one: not one.every)
     opening = {one.qpos for one in first}
     return [*first, *(drawer for drawer in drawers if drawer.qpos not in opening), *placings, *last]
-
-
-def placed_in_order(placings: Sequence[Condition]) -> list[Condition]:
-    """Return placings with what carries another thing before that thing."""
-    return sorted(
-        placings, key=lambda one: one.kind == "on_object" and any(one.target == other.body for other in placings)
-    )
 
 
 def _drawer(placing: Condition, model: mujoco.MjModel) -> Condition | None:
@@ -192,7 +188,6 @@ def _placing(condition: Condition, model: mujoco.MjModel, data: mujoco.MjData) -
 
 
 def _body(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Solid:
-    """A body, with the box around its colliding geometries."""
     geoms = _colliding(model, body)
     middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
     own_G83 = middle_G3[:, None] + half_G3[:, None] * CORNERS_83
@@ -219,7 +214,6 @@ def _colliding(model: mujoco.MjModel, body: int) -> np.ndarray:
 
 
 def _region(data: mujoco.MjData, condition: Condition) -> Solid:
-    """A region; it turns with the body it is fixed to."""
     quat_4 = np.zeros(4)
     mujoco.mju_mat2Quat(quat_4, data.site_xmat[condition.target])
     return Solid(

@@ -136,13 +136,14 @@ class OscPose:
         """Continue from a policy step's end."""
         self._state, self._unread = state, False
 
-    def extra_solves(self) -> int:
-        """Return how often upstream solves for accelerations before the coming substep's own solve.
+    def solve_as_upstream(self) -> None:
+        """Solve for accelerations as often as upstream does before the coming substep's own solve.
 
         Once for its step loop and once more when the controller reads the simulator. Each solve starts
         from the last one's answer, so leaving them out changes results by 1e-17.
         """
-        return 1 if self._unread else 2
+        for _ in range(1 if self._unread else 2):
+            mujoco.mj_forwardSkip(self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, True)
 
     def begin(self, action_A: np.ndarray) -> None:
         """Set the goal of one policy step from a float64 action `[7]`; position stage must be up to date."""

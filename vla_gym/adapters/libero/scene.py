@@ -150,7 +150,6 @@ _KINDS: tuple[type[Placing] | type[Moving], ...] = (Placing, Moving)
 
 
 def _packed(value: Any) -> list[float]:
-    """Return the numbers of a record, field by field."""
     if not is_dataclass(value):
         return np.ravel(value).tolist()
     return [number for part in fields(value) for number in _packed(getattr(value, part.name))]

@@ -13,8 +13,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import mujoco
 import numpy as np
@@ -22,11 +21,11 @@ import numpy as np
 from vla_gym.adapters.libero.compile import CompiledTask, StoredModel, compiled_task, start_regions, start_states
 from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
 from vla_gym.adapters.libero.osc import SUBSTEPS, ControllerState, OscPose
-from vla_gym.adapters.libero.placements import StartRegions, draw_start, start_generator
+from vla_gym.adapters.libero.placements import draw_start, start_generator
 from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
-from vla_gym.adapters.mujoco.camera import Camera, NoCamera, Poses, forget_textures
+from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_textures
 from vla_gym.adapters.mujoco.model_store import TaskCache, log_warnings
-from vla_gym.adapters.mujoco.simple_meshes import Corners, simple_meshes
+from vla_gym.adapters.mujoco.simple_meshes import simple_meshes
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Physics, RenderQuality, StartState, Task
@@ -97,7 +96,7 @@ class LiberoSimulator:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
         begin = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
-        self._restore(self._loaded.snapshots.get(begin, lambda: self._settle(begin)))
+        self._restore(of_start(self._loaded.snapshots, begin, lambda: self._settle(begin)))
         self._advance(self._settle_action)
         self._untouched: Start | None = begin
         return self._state_hash()
@@ -111,30 +110,26 @@ class LiberoSimulator:
 
     def observe(self) -> dict[str, np.ndarray]:
         """Draw the view of the last observable sample, rotated 180 degrees as every VLA expects."""
-        images = self._images()
+        # A start state looks the same every time.
+        images = of_start(self._loaded.first_images, self._untouched, self._draw) if self._untouched else self._draw()
         observation = {
             camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in zip(self._cameras, images, strict=True)
         }
-        observation["state"] = self._proprio()
+        position, quat_wxyz, fingers = self._hand
+        rotation = axis_angle_from_quat_xyzw(np.roll(quat_wxyz, -1))
+        observation["state"] = np.concatenate([position, rotation, fingers]).astype(np.float32)
         return observation
 
     def privileged(self) -> np.ndarray:
         """Return the present `Scene` as a vector, for `zoo.experts.libero`; only for goals that are one placing."""
         return read_scene(self._model, self._data, self._compiled.arm, self._compiled.goal).to_vector()
 
-    def _images(self) -> list[np.ndarray]:
-        """Drawn anew, except that a start state looks the same every time."""
-        if self._untouched is None:
-            return self._draw()
-        return self._loaded.first_images.get(self._untouched, self._draw)
-
     def _draw(self) -> list[np.ndarray]:
         for (lamp, unlit), lit in zip(self._lamps, self._seen_lit, strict=True):
             self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
-        return self._camera.render(self._seen)
+        return self._camera.render(self._seen) if self._camera else []
 
     def close(self) -> None:
-        """Release the task."""
         if self._task is not None:
             TASKS.release(*self._key(self._task))
             self._task = None
@@ -155,11 +150,12 @@ class LiberoSimulator:
         self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
     def _settle(self, start: Start) -> Snapshot:
-        """Advance from a start state's row to one step before the first observation."""
         mujoco.mj_resetData(self._model, self._data)
         mujoco.mj_setState(self._model, self._data, self._compiled.reset_state, INTEGRATION)
         self._arm.reset()
-        self._set_row(self._loaded.row(start))
+        row, nq = self._loaded.row(start), self._model.nq
+        self._data.time, self._data.qpos[:], self._data.qvel[:] = row[0], row[1 : 1 + nq], row[1 + nq :]
+        mujoco.mj_forward(self._model, self._data)
         self._clock = SampleClock()
         self._lit = self._glowing()
         for _ in range(2):  # upstream forces a sample at reset and another at set_init_state
@@ -167,13 +163,6 @@ class LiberoSimulator:
         for _ in range(start.settle_steps - 1):
             self._advance(self._settle_action)
         return self._snapshot()
-
-    def _set_row(self, row: np.ndarray) -> None:
-        nq = self._model.nq
-        self._data.time = row[0]
-        self._data.qpos[:] = row[1 : 1 + nq]
-        self._data.qvel[:] = row[1 + nq :]
-        mujoco.mj_forward(self._model, self._data)
 
     def _snapshot(self) -> Snapshot:
         state = np.zeros(mujoco.mj_stateSize(self._model, INTEGRATION))
@@ -194,8 +183,7 @@ class LiberoSimulator:
         for substep in range(SUBSTEPS):
             mujoco.mj_step1(model, data)
             if exact:
-                for _ in range(self._arm.extra_solves()):
-                    mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, True)
+                self._arm.solve_as_upstream()
             if substep == 0:
                 self._arm.begin(action_A)
             self._arm.apply()
@@ -216,11 +204,6 @@ class LiberoSimulator:
     def _glowing(self) -> tuple[bool, ...]:
         return tuple(bool(self._data.qpos[lamp.qpos] >= lamp.threshold) for lamp, _ in self._lamps)
 
-    def _proprio(self) -> np.ndarray:
-        position, quat_wxyz, fingers = self._hand
-        rotation = axis_angle_from_quat_xyzw(np.roll(quat_wxyz, -1))
-        return np.concatenate([position, rotation, fingers]).astype(np.float32)
-
     def _state_hash(self) -> str:
         snapshot = self._snapshot()
         digest = hashlib.blake2b(self._loaded.model_key, digest_size=8)
@@ -230,8 +213,8 @@ class LiberoSimulator:
 
 
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
-COLLISION_GROUP = 0
-"""Geom group robosuite hides from images."""
+HIDDEN_GROUPS = (0,)
+"""Geom groups robosuite hides from images: collision shapes."""
 NUM_SPARE_TASKS = 1
 """Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB for a model with its GL resources)."""
 NUM_STARTS = TRIALS
@@ -264,25 +247,14 @@ class Snapshot:
     """Per lamp."""
 
 
-class StartCache(Generic[Value]):
-    """Values of the start states used last.
-
-    Args:
-        num_starts: how many are kept.
-    """
-
-    def __init__(self, num_starts: int) -> None:
-        self._num_starts = num_starts
-        self._values: OrderedDict[Start, Value] = OrderedDict()
-
-    def get(self, start: Start, make: Callable[[], Value]) -> Value:
-        """Return the value of `start`, made now where none is kept."""
-        if start not in self._values:
-            self._values[start] = make()
-            if len(self._values) > self._num_starts:
-                self._values.popitem(last=False)
-        self._values.move_to_end(start)
-        return self._values[start]
+def of_start(values: OrderedDict[Start, Value], start: Start, make: Callable[[], Value]) -> Value:
+    """Return the value of `start`, made now where none is kept; those of the `NUM_STARTS` used last are."""
+    if start not in values:
+        values[start] = make()
+        if len(values) > NUM_STARTS:
+            values.popitem(last=False)
+    values.move_to_end(start)
+    return values[start]
 
 
 class LoadedScene:
@@ -290,15 +262,18 @@ class LoadedScene:
 
     def __init__(self, stored: StoredModel, image_size: int, cameras: tuple[str, ...], quality: RenderQuality) -> None:
         self.model, textures = stored.load()
-        self.camera: Camera | NoCamera = NoCamera()
+        self.camera: Camera | None = None
         if cameras:
+            meshes = None
+            if quality == "fast":
+                meshes = simple_meshes(self.model, cache_dir() / "libero" / "simple", hidden_groups=HIDDEN_GROUPS)
             self.camera = Camera(
                 self.model,
                 [CAMERA_NAMES[camera] for camera in cameras],
                 image_size,
-                hidden_groups=(COLLISION_GROUP,),
+                hidden_groups=HIDDEN_GROUPS,
                 textures=textures,
-                meshes=self._simple_meshes() if quality == "fast" else None,
+                meshes=meshes,
                 sift=True,
                 exact=quality == "full",
             )
@@ -306,12 +281,10 @@ class LoadedScene:
         self.lamps = [(lamp, float(self.model.site_rgba[lamp.site, 3])) for lamp in stored.lamps]
         """Each with its opacity when it does not glow."""
 
-    def _simple_meshes(self) -> dict[int, Corners]:
-        return simple_meshes(self.model, cache_dir() / "libero" / "simple", hidden_groups=(COLLISION_GROUP,))
-
     def close(self) -> None:
         """Free the GL resources."""
-        self.camera.close()
+        if self.camera is not None:
+            self.camera.close()
 
 
 class LoadedTask:
@@ -321,8 +294,8 @@ class LoadedTask:
         self, suite: str, name: str, image_size: int, cameras: tuple[str, ...], quality: RenderQuality = "full"
     ) -> None:
         self._task = suite, name
-        self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
-        self.first_images: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
+        self.snapshots: OrderedDict[Start, Snapshot] = OrderedDict()
+        self.first_images: OrderedDict[Start, list[np.ndarray]] = OrderedDict()
 
         def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
             return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)
@@ -335,21 +308,13 @@ class LoadedTask:
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""
         if start.origin == PUBLISHED:
-            published: np.ndarray = self._published[start.trial]
+            published: np.ndarray = start_states(*self._task)[start.trial]
             return published
-        return draw_start(self._regions, start_generator(*self._task, start.origin, start.trial))
+        return draw_start(start_regions(*self._task), start_generator(*self._task, start.origin, start.trial))
 
     def close(self) -> None:
         """End the use of the scene."""
         SCENES.release(*self._scene_key)
-
-    @cached_property
-    def _published(self) -> np.ndarray:
-        return start_states(*self._task)
-
-    @cached_property
-    def _regions(self) -> StartRegions:
-        return start_regions(*self._task)
 
 
 SCENES: TaskCache[LoadedScene] = TaskCache(LoadedScene, num_spare=0)

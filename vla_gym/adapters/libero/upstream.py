@@ -204,7 +204,6 @@ def _in_workspace(domain: Any, sampler: Any) -> StartRange:
 
 
 def _on_places(domain: Any, samplers: Any, spans: tuple[JointSpan, ...]) -> Iterator[StartRange]:
-    """Objects on or in a part of a fixture, and objects on other objects."""
     for name, sampler in samplers.samplers.items():
         arguments = samplers.sample_args[name]
         kind, support = type(sampler).__name__, domain.get_object(arguments["reference"])

@@ -100,7 +100,7 @@ class Camera:
         if not effects:
             model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
         self._model = model
-        with _without(model, list(meshes or {})):
+        with _without(model, list(meshes or {})):  # their triangles are not uploaded
             self._resources, self._shared = TEXTURES.upload(model, textures or {})
         for mesh, corners in (meshes or {}).items():
             draw_instead(self._resources, mesh, corners)
@@ -169,17 +169,6 @@ class Camera:
         return scene
 
 
-class NoCamera:
-    """A `Camera` for no images: no GL context, no GL resources."""
-
-    def render(self, poses: Poses) -> list[np.ndarray]:
-        """Return no images."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def forget_textures(model: mujoco.MjModel) -> None:
     """Give the memory of a model's texture pixels back to the system; `tex_data` reads as zeros afterwards.
 
@@ -210,7 +199,6 @@ def hidden(groups: np.ndarray, members: np.ndarray) -> Iterator[None]:
 
 @contextmanager
 def _without(model: mujoco.MjModel, meshes: list[int]) -> Iterator[None]:
-    """Context manager in which these meshes have no triangles, so that none are uploaded."""
     kept = model.mesh_facenum[meshes]
     model.mesh_facenum[meshes] = 0
     try:

@@ -402,7 +402,6 @@ def _distinct(rows_RK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _samples(num_samples: int) -> Samples:
-    """How the bound framebuffer samples its pixels."""
     from OpenGL import GL
 
     points = [GL.glGetMultisamplefv(GL.GL_SAMPLE_POSITION, sample) for sample in range(num_samples)]

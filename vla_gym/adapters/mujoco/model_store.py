@@ -180,10 +180,7 @@ def _read_exactly(file: Path, wanted: str) -> bytes:
 
 
 def _has_size(file: Path, size: int) -> bool:
-    try:
-        return file.stat().st_size == size
-    except FileNotFoundError:
-        return False
+    return file.is_file() and file.stat().st_size == size
 
 
 def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:

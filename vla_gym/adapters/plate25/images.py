@@ -22,28 +22,22 @@ WHOLE_ENLARGED = 2
 """A texture laid over the whole frame is stretched to this many times its sides; a window of it is shown."""
 
 
+@functools.lru_cache(maxsize=32)
 def photo(assets: Assets, table: int, frame: tuple[int, int]) -> np.ndarray:
     """Return the background of table `table`, uint8 `[*frame, 3]`, read-only; kept per process."""
-    return _photo(assets.image("imgs", TABLES[table].image), table, frame)
-
-
-def texture(assets: Assets, index: int) -> np.ndarray:
-    """Return texture `index` in its own size, uint8 `[h, w, 3]`, read-only; kept per process."""
-    return _texture(assets.image("textures", TABLES[index].texture), index)
-
-
-@functools.lru_cache(maxsize=32)
-def _photo(file: Path | None, table: int, frame: tuple[int, int]) -> np.ndarray:
+    file = assets.image("imgs", TABLES[table].image)
     image = stand_in_photo(table) if file is None else _read(file)
-    if image.shape[:2] == frame:
-        return _read_only(image)
     if frame[0] < image.shape[0]:
-        return _read_only(shrink(image, frame))
-    return _read_only(np.rint(bilinear(image, *frame)).astype(np.uint8))
+        image = shrink(image, frame)
+    elif frame != image.shape[:2]:
+        image = np.rint(bilinear(image, *frame)).astype(np.uint8)
+    return _read_only(image)
 
 
 @functools.lru_cache(maxsize=8)
-def _texture(file: Path | None, index: int) -> np.ndarray:
+def texture(assets: Assets, index: int) -> np.ndarray:
+    """Return texture `index` in its own size, uint8 `[h, w, 3]`, read-only; kept per process."""
+    file = assets.image("textures", TABLES[index].texture)
     return _read_only(stand_in_texture(index) if file is None else _read(file))
 
 
@@ -68,9 +62,8 @@ def letterbox(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def _read(file: Path) -> np.ndarray:
-    """Colours of an image file; its transparency is ignored, as upstream ignores it."""
     with Image.open(file) as image:
-        return np.array(image.convert("RGB"))
+        return np.array(image.convert("RGB"))  # transparency is ignored, as upstream ignores it
 
 
 def _read_only(image: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,11 @@ from vla_gym.adapters.plate25.tasks import Protocol
 CENTRE = (-0.16, 0.0)
 SIDE = 6
 """Points along each side of a square of 0.15 m: one step is 0.03 m."""
+GRID_STEPS = np.argwhere(np.ones((SIDE, SIDE), dtype=bool))
+RING_STEPS = np.argwhere(np.pad(np.zeros((SIDE, SIDE), dtype=bool), 1, constant_values=True)) - 1
+"""The 28 points one step outside the grid."""
+GRID, RING = ((steps_P2 / 5 * 2 - 1) * 0.075 + np.array([CENTRE]) for steps_P2 in (GRID_STEPS, RING_STEPS))
+"""In metres, in the published order of operations, so that the last bit agrees."""
 NEAR = 6
 """Squared distance in grid steps that two things lie apart at least: more than 0.070 m is more than 5.4 steps^2."""
 FAR = 25
@@ -47,93 +51,41 @@ MAX_LEAN = 0.25
 """Shoulder and elbow offsets that add up to more are left out."""
 
 
-def grid_points() -> np.ndarray:
-    """Return the trained grid, float64 `[36, 2]`."""
-    return _points(_grid_steps())
+def positions(spread: Spread) -> tuple[np.ndarray, np.ndarray]:
+    """Return a spread's points in metres, float64 `[P, 2]`, and its rows of point numbers, int64 `[R, 2 or 3]`.
 
-
-def ring_points() -> np.ndarray:
-    """Return the 28 points one step outside the grid, float64 `[28, 2]`."""
-    return _points(_ring_steps())
-
-
-@functools.cache
-def trained_pairs() -> np.ndarray:
-    """Return (object, plate) points of the grid more than 0.07 m apart, int64 `[784, 2]`."""
-    return _pairs(_grid_steps())
-
-
-@functools.cache
-def ring_pairs() -> np.ndarray:
-    """Return (object, plate) points of the ring more than 0.07 m apart, int64 `[628, 2]`."""
-    return _pairs(_ring_steps())
-
-
-@functools.cache
-def object_triples() -> np.ndarray:
-    """Return (object, plate, third) with object and third more than 0.15 m apart, int64 `[2104, 3]`.
-
-    The third point holds a second object (MultiCarrot) or is where the object is moved to (PositionChangeTo).
+    A row is (object, plate) or (object, plate, third). The third point holds a second thing (MultiCarrot, MultiPlate)
+    or is where the object is moved to (PositionChangeTo).
     """
-    return _triples(lambda a, b, c: _apart(a, b) and _apart(c, b) and _far_apart(a, c))
+    return RING if spread == "ring" else GRID, _position_rows()[spread]
 
 
 @functools.cache
-def plate_triples() -> np.ndarray:
-    """Return (object, plate, second plate) with the plates more than 0.15 m apart, int64 `[2104, 3]`."""
-    return _triples(lambda a, b, c: _apart(a, b) and _far_apart(c, b) and _apart(a, c))
+def _position_rows() -> dict[Spread, np.ndarray]:
+    squared = _squared_distances(GRID_STEPS)
+    apart, far = squared >= NEAR, squared > FAR
+    for a, b in EDGE_PAIRS:
+        far[a, b] = far[b, a] = True
+    object_plate, plate_third, object_third = np.s_[:, :, None], np.s_[None, :, :], np.s_[:, None, :]
+    return {
+        "trained": np.argwhere(apart),
+        "ring": np.argwhere(_squared_distances(RING_STEPS) >= NEAR),
+        "object_triples": np.argwhere(apart[object_plate] & apart[plate_third] & far[object_third]),
+        "plate_triples": np.argwhere(apart[object_plate] & far[plate_third] & apart[object_third]),
+    }
+
+
+def _squared_distances(steps_P2: np.ndarray) -> np.ndarray:
+    squared: np.ndarray = np.square(steps_P2[:, None] - steps_P2).sum(axis=2)
+    return squared
 
 
 @functools.cache
 def arm_poses() -> np.ndarray:
     """Return joint offsets of the arm, float64 `[14376, 8]`; row 0 (none) is the trained one, the rest is EEPose's."""
-    rows = [(0.0,) * 8]
-    for offsets in itertools.product(*(ARM_OFFSETS,) * 5, WRIST_OFFSETS):
-        if abs(offsets[1] + offsets[2]) <= MAX_LEAN:
-            rows.append((*offsets, 0.0, 0.0))
-    return np.array(rows)
-
-
-def yaw_quaternion(yaw: float) -> np.ndarray:
-    """Return a rotation about z as (w, x, y, z), float64 `[4]`."""
-    return np.array([np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)])
-
-
-def _points(steps: list[tuple[int, int]]) -> np.ndarray:
-    """Grid steps to metres, in the published order of operations, so that the last bit agrees."""
-    return (np.array(steps) / 5 * 2 - 1) * 0.075 + np.array([CENTRE])
-
-
-def _grid_steps() -> list[tuple[int, int]]:
-    return [(i, j) for i in range(SIDE) for j in range(SIDE)]
-
-
-def _ring_steps() -> list[tuple[int, int]]:
-    outer = range(-1, SIDE + 1)
-    return [(i, j) for i in outer for j in outer if i in (-1, SIDE) or j in (-1, SIDE)]
-
-
-def _pairs(steps: list[tuple[int, int]]) -> np.ndarray:
-    pairs = itertools.product(range(len(steps)), repeat=2)
-    return np.array([(a, b) for a, b in pairs if _squared(steps[a], steps[b]) >= NEAR])
-
-
-def _triples(allowed: Callable[[int, int, int], bool]) -> np.ndarray:
-    points = range(SIDE * SIDE)
-    return np.array([triple for triple in itertools.product(points, repeat=3) if allowed(*triple)])
-
-
-def _apart(a: int, b: int) -> bool:
-    return _squared(divmod(a, SIDE), divmod(b, SIDE)) >= NEAR
-
-
-def _far_apart(a: int, b: int) -> bool:
-    squared = _squared(divmod(a, SIDE), divmod(b, SIDE))
-    return squared > FAR or (min(a, b), max(a, b)) in EDGE_PAIRS
-
-
-def _squared(a: tuple[int, int], b: tuple[int, int]) -> int:
-    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2
+    offsets = np.array(list(itertools.product(*(ARM_OFFSETS,) * 5, WRIST_OFFSETS)))
+    leans_little = np.abs(offsets[:, 1] + offsets[:, 2]) <= MAX_LEAN
+    return np.pad(offsets[leans_little], ((1, 0), (0, 2)))
 
 
 @dataclass(frozen=True)
@@ -173,22 +125,13 @@ class Layout:
     """Place that the object will be moved to, if it will."""
 
 
-SPREADS: dict[Spread, tuple[Callable[[], np.ndarray], Callable[[], np.ndarray]]] = {
-    "trained": (grid_points, trained_pairs),
-    "ring": (ring_points, ring_pairs),
-    "object_triples": (grid_points, object_triples),
-    "plate_triples": (grid_points, plate_triples),
-}
-"""Spread -> (points in metres, rows of point numbers)."""
-
-
 def initial_layout(run: Run, episode: Episode, rules: Protocol) -> Layout:
     """Return the places where the things of an episode begin."""
-    points, rows = SPREADS[run.spread]
-    points_2 = [points()[point].tolist() for point in rows()[episode.position]]
+    points, rows = positions(run.spread)
+    points_2 = points[rows[episode.position]].tolist()
     heights = rules.heights[run.spread]
-    w, i, j, k = yaw_quaternion((*YAWS, *UNSEEN_YAWS)[episode.yaw]).tolist()
-    turned = (w, i, j, k)
+    half_yaw = (*YAWS, *UNSEEN_YAWS)[episode.yaw] / 2
+    turned = (float(np.cos(half_yaw)), 0.0, 0.0, float(np.sin(half_yaw)))
 
     def place(index: int, rotation: tuple[float, float, float, float]) -> Place:
         x, y = points_2[index]

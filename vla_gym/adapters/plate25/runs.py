@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any, Literal
 
-from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES, sentence
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES
 
 Digit = Literal["object", "plate", "table", "position", "yaw", "texture", "sentence", "arm", "second"]
 Category = Literal["vision", "semantic", "execution", "in_distribution"]
@@ -121,11 +121,6 @@ class Episode:
     """Row of `layouts.arm_poses`."""
     second: int = 0
     """Another object or plate, counted from the target onwards; see `distractor`."""
-
-    @property
-    def instruction(self) -> str:
-        """The sentence."""
-        return sentence(self.sentence, OBJECTS[self.object].name, PLATES[self.plate].name)
 
 
 def distractor(run: Run, episode: Episode, *, as_published: bool) -> int:

@@ -72,7 +72,8 @@ class Arm:
         for link in self.body.links:
             link.disable_gravity = True
         self._solver = _solver(urdf)
-        self._target = (np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+        self.target = (np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+        """Commanded pose of the hand, in the base's frame: position `[3]` and quaternion (w, x, y, z)."""
 
     def reset(self, qpos: np.ndarray) -> None:
         """Stand still at joint positions `[8]`, which become the target."""
@@ -83,11 +84,7 @@ class Arm:
         self._drive_to(qpos)
         self._solver.compute_forward_kinematics(qpos)
         pose = self._solver.get_link_pose(0)
-        self._target = (np.array(pose.p, dtype=np.float64), np.array(pose.q, dtype=np.float64))
-
-    def wait_away(self) -> None:
-        """Stand a metre above the table, out of the way of what falls."""
-        self.body.set_root_pose(BASE_AWAY)
+        self.target = (np.array(pose.p, dtype=np.float64), np.array(pose.q, dtype=np.float64))
 
     def set_action(self, action_A: np.ndarray) -> None:
         """Set the target from dx, dy, dz (metres), Euler XYZ angles (radians), gripper (-1 closed .. +1 open).
@@ -95,11 +92,11 @@ class Arm:
         Both are along the axes of the base and relative to the previous target. A target that the solver cannot
         reach stays the target, and the arm holds where it is.
         """
-        place, turn = self._target
+        place, turn = self.target
         place = place + action_A[:3]
         turn = multiply(euler_quaternion(action_A[3:6]), turn)
         turn /= np.linalg.norm(turn)
-        self._target = (place, turn)
+        self.target = (place, turn)
         now = np.array(self.body.qpos, dtype=np.float64)
         found, reached, _ = self._solver.compute_inverse_kinematics(
             0,
@@ -117,20 +114,10 @@ class Arm:
         """Return joint positions, float32 `[8]`, fresh."""
         return np.array(self.body.qpos, dtype=np.float32)
 
-    @property
-    def target(self) -> tuple[np.ndarray, np.ndarray]:
-        """Commanded pose of the hand, in the base's frame: position `[3]` and quaternion (w, x, y, z)."""
-        return self._target
-
-    def controller_state(self) -> np.ndarray:
-        """Return the controller's target pose and the drive targets, float64."""
-        targets = [np.ravel(joint.drive_target) for joint in self._joints]
-        return np.concatenate([*self._target, *targets])
-
-    def finger_openings(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return unit vectors along which the left and the right finger open, world frame."""
-        left, right = (self.links[f"{side}_finger_link"].entity for side in ("left", "right"))
-        return rotation(left)[:, 1], -rotation(right)[:, 1]
+    def moving_state(self) -> list[np.ndarray]:
+        """Return positions and speeds of the joints, the target and the drives' targets."""
+        drives = [joint.drive_target for joint in self._joints]
+        return [self.body.qpos, self.body.qvel, *self.target, *drives]
 
     def _drive_to(self, goal: np.ndarray) -> None:
         for joint, value in zip(self._joints, goal, strict=True):
@@ -213,9 +200,11 @@ class Scene:
 
     def settle(self) -> None:
         """Let things come to rest, the robot out of their way."""
-        self.arm.wait_away()
+        self.arm.body.set_root_pose(BASE_AWAY)
         self.run(SETTLE)
-        linear, angular = self.speeds()
+        moving = [dynamic_body(body) for body in self.bodies]
+        linear = sum(float(np.linalg.norm(body.linear_velocity)) for body in moving)
+        angular = sum(float(np.linalg.norm(body.angular_velocity)) for body in moving)
         if linear > STILL[0] or angular > STILL[1]:
             self.run(LONG_SETTLE)
 
@@ -242,13 +231,6 @@ class Scene:
                 total += impulse if pair[0] == first else -impulse
         return total / TIMESTEP
 
-    def speeds(self) -> tuple[float, float]:
-        """Return the sums over objects and plates of linear (m/s) and angular (rad/s) speed."""
-        moving = [dynamic_body(body) for body in self.bodies]
-        linear = sum(float(np.linalg.norm(body.linear_velocity)) for body in moving)
-        angular = sum(float(np.linalg.norm(body.angular_velocity)) for body in moving)
-        return linear, angular
-
     def move(self, body: sapien.Entity, place: Place, *, stop: bool) -> None:
         """Put an object elsewhere; with `stop` it also loses its speed."""
         body.set_pose(sapien.Pose(place.position, place.rotation))
@@ -257,12 +239,11 @@ class Scene:
             dynamic_body(body).set_angular_velocity(np.zeros(3))
 
     def moving_state(self) -> np.ndarray:
-        """Return everything that moves: joints, the controller's state, poses and velocities; float64."""
-        parts = [self.arm.body.qpos, self.arm.body.qvel, self.arm.controller_state()]
+        """Return everything that moves: the arm, and poses, velocities and masses of things; float64."""
+        parts = self.arm.moving_state()
         for body in self.bodies:
             dynamic = dynamic_body(body)
-            parts += [body.pose.p, body.pose.q, dynamic.linear_velocity, dynamic.angular_velocity]
-            parts.append(np.array([dynamic.mass]))
+            parts += [body.pose.p, body.pose.q, dynamic.linear_velocity, dynamic.angular_velocity, dynamic.mass]
         return np.concatenate([np.ravel(part).astype(np.float64) for part in parts])
 
     def _add(self, assets: Assets, placed: Placed) -> sapien.Entity:
@@ -280,8 +261,9 @@ class Scene:
             half = (thing.size / 2).tolist()
             builder.add_box_collision(middle, half, material=material, density=thing.density)
             offset = 0 if placed.kind == "carrot" else len(OBJECTS)
-            colour = sapien.render.RenderMaterial(base_color=stand_in_colour(placed.index + offset))
-            builder.add_box_visual(middle, half, material=colour)
+            hue = (placed.index + offset) * 0.618034 % 1.0  # a golden angle apart, so that neighbours differ
+            colour = [*colorsys.hsv_to_rgb(hue, 0.65, 0.85), 1.0]
+            builder.add_box_visual(middle, half, material=sapien.render.RenderMaterial(base_color=colour))
         builder.initial_pose = sapien.Pose(placed.place.position, placed.place.rotation)
         return builder.build(thing.folder)
 
@@ -344,9 +326,3 @@ def set_process_settings() -> None:
         enable_friction_every_iteration=True,
         cpu_workers=0,
     )
-
-
-def stand_in_colour(index: int) -> tuple[float, float, float, float]:
-    """Return a colour for thing `index`: hues a golden angle apart, so that neighbours differ."""
-    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1.0, 0.65, 0.85)
-    return red, green, blue, 1.0

@@ -216,10 +216,9 @@ class Plate25Simulator:
         self.__dict__.pop("_scene", None)
 
     def _grasping(self) -> bool:
-        left, right = (self._scene.arm.links[f"{side}_finger_link"].entity for side in ("left", "right"))
-        opens_left, opens_right = self._scene.arm.finger_openings()
-        force_left = self._scene.force(left, self._object)
-        return grips(force_left, opens_left) and grips(self._scene.force(right, self._object), opens_right)
+        # The left finger opens along its y axis, the right one against it.
+        fingers = ((self._scene.arm.links[f"{side}_finger_link"].entity, y) for side, y in (("left", 1), ("right", -1)))
+        return all(grips(self._scene.force(finger, self._object), y * rotation(finger)[:, 1]) for finger, y in fingers)
 
     def _on_plate(self) -> bool:
         offset = np.subtract(self._object.pose.p, self._plate.pose.p, dtype=np.float64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, sentence
@@ -158,10 +158,21 @@ def plate25_benchmark(
     assets = find_assets()
     absent = missing(assets, run)
     _announce(env_id, absent, allowed=stand_ins)
-    trials = _trials(run, starts or ("published" if name else "all"))
+    trials = run.trials
+    if (starts or ("published" if name else "all")) == "published":
+        trials = min(trials, -(-PUBLISHED_EPISODES // run.num_tasks))
     return Benchmark(
         id=env_id,
-        tasks=_tasks(run, trials),
+        tasks=tuple(
+            Task(
+                name=task_name,
+                instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
+                horizon=HORIZON,
+                num_trials=trials,
+                suite=f"plate25_{run.category}",
+            )
+            for task_name, (thing, plate, template) in zip(run.task_names, run.tasks, strict=True)
+        ),
         action_dim=7,
         action_spec=ActionSpec(
             rotation="euler_xyz",
@@ -195,27 +206,7 @@ def plate25_benchmark(
     )
 
 
-def _trials(run: Run, starts: str) -> int:
-    if starts == "all":
-        return run.trials
-    return min(run.trials, -(-PUBLISHED_EPISODES // run.num_tasks))
-
-
-def _tasks(run: Run, trials: int) -> tuple[Task, ...]:
-    return tuple(
-        Task(
-            name=name,
-            instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
-            horizon=HORIZON,
-            num_trials=trials,
-            suite=f"plate25_{run.category}",
-        )
-        for name, (thing, plate, template) in zip(run.task_names, run.tasks, strict=True)
-    )
-
-
 def _announce(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
-    """Warn once of the stand-ins, or refuse them."""
     if not absent:
         return
     listed = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
@@ -240,11 +231,12 @@ def _record(
     aspect: str,
     assets: Assets,
     absent: tuple[str, ...],
-) -> dict[str, Any]:
+) -> dict[str, object]:
+    rules = asdict(PROTOCOLS[protocol])
     return {
         "upstream": run.upstream,
         "category": run.category,
-        "protocol": _protocol_record(protocol),
+        "protocol": {"name": protocol, **rules, "heights": {spread: list(z) for spread, z in rules["heights"].items()}},
         "episodes": run.total,
         "start_states": "trial k of a task: an episode id spread over tables, positions and yaws (`Run.start`)",
         "physics": "SAPIEN, CPU, 500 Hz; published runs used PhysX on a GPU",
@@ -265,8 +257,3 @@ _SHRUNK = {
     "squeezed": "shrunk bicubically with its aspect squeezed",
     "kept": "shrunk bilinearly with its aspect kept, black above and below",
 }
-
-
-def _protocol_record(name: str) -> dict[str, Any]:
-    rules = asdict(PROTOCOLS[name])
-    return {"name": name, **rules, "heights": {spread: list(z) for spread, z in rules["heights"].items()}}

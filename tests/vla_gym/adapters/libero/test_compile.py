@@ -108,7 +108,7 @@ def test_a_damaged_task_is_compiled_anew_once(name: str, keep: int | None, compi
 
 
 @pytest.mark.sim
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_tasks_share_as_many_models_as_the_memory_plan_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))  # of one compiler, for those of others are other models
     benchmark = libero_benchmark("LIBERO-Goal")

@@ -220,9 +220,20 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize(("backend", "libraries"), [("osmesa", OSMESA_LIBRARIES), ("egl", EGL_LIBRARIES)])
-def test_images_are_those_of_mujoco_drawing_everything(backend: str, libraries: tuple[str, ...], script: str) -> None:
+LIBRARIES = {"egl": EGL_LIBRARIES, "osmesa": OSMESA_LIBRARIES}
+OFTEN = ("egl mirror", "egl passes", "egl textures", "osmesa mirror")
+
+
+@pytest.mark.parametrize(
+    ("backend", "script"),
+    [
+        pytest.param(backend, script, marks=() if f"{backend} {script}" in OFTEN else pytest.mark.thorough)
+        for backend in LIBRARIES
+        for script in SCRIPTS
+    ],
+)
+def test_images_are_those_of_mujoco_drawing_everything(backend: str, script: str) -> None:
+    libraries = LIBRARIES[backend]
     if not any(map(library_loads, libraries)):
         pytest.skip(f"none of {', '.join(libraries)} here")
     benchmark = libero_benchmark("LIBERO-Spatial")
@@ -281,7 +292,7 @@ def digests_of_one_process(*names: str) -> dict[str, list[tuple[str, float]]]:
     return digests
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_sizes_and_benchmarks_that_share_a_process_look_as_they_do_alone() -> None:
     digests = digests_of_one_process(*SIZES)
     # Whoever is drawn first draws as if it were alone.

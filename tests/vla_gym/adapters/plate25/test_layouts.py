@@ -11,7 +11,7 @@ from vla_gym.adapters.plate25.tasks import PROTOCOLS
 
 
 def test_the_grid_is_six_by_six_x_first() -> None:
-    points = layouts.grid_points()
+    points, _ = layouts.positions("trained")
     assert points.shape == (36, 2)
     # Centre (-0.16, 0), half a side 0.075: from -0.235 to -0.085 in x, -0.075 to 0.075 in y, steps of 0.03.
     by_hand = [[-0.235, -0.075], [-0.235, -0.045], [-0.205, -0.075], [-0.085, 0.075]]
@@ -21,10 +21,8 @@ def test_the_grid_is_six_by_six_x_first() -> None:
 def test_pairs_are_more_than_seven_centimetres_apart() -> None:
     # Of 36 * 36 pairs those at most sqrt(5) steps apart are too near. By steps in x and y: (0,0) 36; (1,0) and (0,1)
     # 60 each; (1,1) 100; (2,0) and (0,2) 48 each; (2,1) and (1,2) 80 each: 512, which leaves 784.
-    for pairs, points, count in (
-        (layouts.trained_pairs(), layouts.grid_points(), 784),
-        (layouts.ring_pairs(), layouts.ring_points(), 628),
-    ):
+    for spread, count in (("trained", 784), ("ring", 628)):
+        points, pairs = layouts.positions(spread)
         assert pairs.shape == (count, 2)
         gaps = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=1)
         assert gaps.min() > 0.07
@@ -33,8 +31,8 @@ def test_pairs_are_more_than_seven_centimetres_apart() -> None:
 
 
 def test_triples_and_their_frozen_edge() -> None:
-    points = layouts.grid_points()
-    for triples, far in ((layouts.object_triples(), (0, 2)), (layouts.plate_triples(), (1, 2))):
+    for spread, far in (("object_triples", (0, 2)), ("plate_triples", (1, 2))):
+        points, triples = layouts.positions(spread)
         assert triples.shape == (2104, 3)
         gaps = np.linalg.norm(points[triples[:, far[0]]] - points[triples[:, far[1]]], axis=1)
         exact = np.isclose(gaps, 0.15, atol=1e-9)
@@ -53,14 +51,14 @@ def test_arm_poses() -> None:
     assert np.abs(poses[:, 1] + poses[:, 2]).max() < 0.24
 
 
-def positions(layout: Layout) -> list[tuple[str, int, list[float]]]:
+def placed(layout: Layout) -> list[tuple[str, int, list[float]]]:
     return [(thing.kind, thing.index, np.round(thing.place.position, 6).tolist()) for thing in layout.placed]
 
 
 def test_the_training_set_by_hand() -> None:
     # Row 0 of the pairs: points 0 and the first more than sqrt(5) steps off, (0, 3) = point 3.
     layout = initial_layout(MAIN["train"], Episode(object=2, table=0, position=0, yaw=2), PROTOCOLS["mended"])
-    assert positions(layout) == [("carrot", 2, [-0.235, -0.075, 0.95]), ("plate", 0, [-0.235, 0.015, 0.95])]
+    assert placed(layout) == [("carrot", 2, [-0.235, -0.075, 0.95]), ("plate", 0, [-0.235, 0.015, 0.95])]
     half = np.sqrt(0.5)
     np.testing.assert_allclose(layout.placed[0].place.rotation, [half, 0, 0, half], atol=1e-12)
     assert layout.placed[1].place.rotation == (1.0, 0.0, 0.0, 0.0)
