@@ -296,7 +296,6 @@ class Rounds:
     """Split of the evaluations."""
 
     def write(self) -> None:
-        """Write `improve.json`."""
         given = {name: value for name, value in vars(self.args).items() if name not in ("log_folder", "resume")}
         record = {"argv": _as_flags(given), "rounds": self.done}
         write_text(self.folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
@@ -350,7 +349,6 @@ class Rounds:
         return as_pairs({**values, "policy_kwargs": policy} if policy else values)
 
     def round_folder(self, number: int) -> Path:
-        """Return the folder of a round."""
         return self.folder / f"round_{number}"
 
     def run_of(self, number: int) -> RunFolder:

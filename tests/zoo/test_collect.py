@@ -10,7 +10,6 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo import collect
 from zoo.cli.arguments import DEFAULT_NUM_ENVS
-from zoo.cli.main import guarded
 from zoo.collect import MOST_ROUNDS, STUDENT_SHARE, expert_source, policy_source, student_source
 
 
@@ -61,23 +60,3 @@ def test_an_expert_takes_over_from_a_run_in_the_pictures_of_that_run() -> None:
     sampled = [student_source(asked(*argv, "--stochastic", "--temperature", t)).settings for t in ("0.5", "0.6")]
     assert sampled[0] != sampled[1]
     assert {**sampled[0], "policy_kwargs": sampled[1]["policy_kwargs"]} == sampled[1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--student", "x"], "--student needs --expert"),
-        (["--env", "MetaWorld/reach", "--expert", "--student-share", "0.5"], "--student-share is for --student RUN"),
-        (["--expert", "--student", "x", "-i", "y"], "--run does not go with --student RUN"),
-        (["--expert", "--student", "x", "--policy", "nano"], "--policy does not go with --student RUN"),
-        (["--expert", "--student", "x", "--wander", "0.2"], "--wander does not go with --student RUN"),
-        (["--env", "Toy-Reach", "--policy", "nano", "--wander", "0.2"], "--wander is for --expert"),
-        (["--env", "MetaWorld/reach", "--expert", "--wander", "0"], "--wander"),
-        (["--expert", "--student", "x", "--gamma", "0.9"], "--gamma does not go with --student RUN"),
-    ],
-)
-def test_what_does_not_go_with_a_student_is_named(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert guarded(collect.run, ["-n", "1", "-o", "x", *flags]) == 2
-    assert says in capsys.readouterr().err

@@ -15,6 +15,7 @@ from zoo.cli.main import guarded, main
 from zoo.runs.lookup import find_run, policy_folder
 
 ENV = "MetaWorld/drawer-close"
+ONE = "-n 1 -o x"
 PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
 
 
@@ -30,6 +31,14 @@ PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
         ("collect", f"--env {ENV} --policy nano -n 2 -o x --noise 0.1", "--noise is for --expert"),
         ("collect", f"--env {ENV} --expert -n 2 -o x --gae-lambda 0", "--gae-lambda is for policies"),
         ("collect", f"--env {ENV} --expert -n 2 -o x --on-worker-error restart", "cannot be collected"),
+        ("collect", f"{ONE} --student x", "--student needs --expert"),
+        ("collect", f"{ONE} --env {ENV} --expert --student-share 0.5", "--student-share is for --student RUN"),
+        ("collect", f"{ONE} --expert --student x -i y", "--run does not go with --student RUN"),
+        ("collect", f"{ONE} --expert --student x --policy nano", "--policy does not go with --student RUN"),
+        ("collect", f"{ONE} --expert --student x --wander 0.2", "--wander does not go with --student RUN"),
+        ("collect", f"{ONE} --env Toy-Reach --policy nano --wander 0.2", "--wander is for --expert"),
+        ("collect", f"{ONE} --env {ENV} --expert --wander 0", "--wander"),
+        ("collect", f"{ONE} --expert --student x --gamma 0.9", "--gamma does not go with --student RUN"),
         ("sft", f"--env {ENV}", "--dataset is missing"),
         ("sft", f"--env {ENV} --dataset none", "no folder 'none'. Collect demonstrations with"),
         ("sft", f"--env {ENV} --dataset none -params gamma:0.9", "-params gamma"),

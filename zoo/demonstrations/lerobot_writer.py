@@ -131,9 +131,9 @@ class LeRobotWriter:
             images = [np.asarray(episode.images[camera]) for episode in episodes]
             write_video(path, images, fps=self.fps, crf=self._crf)
             self.done.cameras[camera] = lr.image_moments(np.concatenate(images), self.done.cameras.get(camera))
-        rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
-        for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
-            lr.write_table(self.root / name.format(**file), pa.table(columns))
+        rows = pa.Table.from_pylist(list(self._episode_rows(episodes, cameras, file)))
+        for name, table in ((lr.DATA_PATH, pa.table(self._frame_columns(episodes))), (lr.EPISODES_PATH, rows)):
+            lr.write_table(self.root / name.format(**file), table)
         self.done.episodes += len(episodes)
         self.done.frames += sum(episode.length for episode in episodes)
         self.done.files += 1
@@ -166,8 +166,7 @@ class LeRobotWriter:
 
     def _episode_rows(
         self, episodes: Sequence[Demonstration], cameras: Sequence[str], file: Mapping[str, int]
-    ) -> dict[str, list[object]]:
-        rows: dict[str, list[object]] = {}
+    ) -> Iterator[dict[str, object]]:
         first, seconds = self.done.frames, 0.0
         for number, episode in enumerate(episodes, start=self.done.episodes):
             row: dict[str, object] = {
@@ -192,9 +191,7 @@ class LeRobotWriter:
                 if value_TD.shape[1]:
                     row |= {f"stats/{name}/{key}": v for key, v in lr.vector_stats(value_TD).items()}
             first, seconds = first + episode.length, ends
-            for key, value in row.items():
-                rows.setdefault(key, []).append(value)
-        return rows
+            yield row
 
     def _write_tasks(self) -> None:
         """Write what pandas writes of a table whose index is the sentence and whose one column is `task_index`."""

@@ -65,11 +65,8 @@ class Demonstration:
     """
 
     task: str
-    """Name of the task."""
     instruction: str
-    """Instruction for a policy."""
     start: StartState
-    """Where it began."""
     start_state: str
     """Hash of the simulator state it began in."""
     success: bool

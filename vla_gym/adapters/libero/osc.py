@@ -157,7 +157,8 @@ class OscPose:
 
     def apply(self) -> None:
         """Write one substep's torques and finger targets into `data.ctrl`."""
-        gripper = clipped(self._state.gripper + self._finger_step, -1.0, 1.0)
+        # As `np.clip`, in a third of its time for a few numbers.
+        gripper = np.minimum(np.maximum(self._state.gripper + self._finger_step, -1.0), 1.0)
         self._state = self._state._replace(gripper=gripper)
         self._finger_ctrl[:] = self._finger_bias + self._finger_weight * gripper
         seen, goal = self._at_home if self._unread else self._read(), (self._state.goal_pos, self._state.goal_ori)
@@ -202,12 +203,6 @@ def write_torques(
     torques_N = np.dot(jac_6N.T, wrench_6) + bias_N
     torques_N += nullspace_torques(mass_NN, nullspace_NN, home_N, arm.joint_pos_N, joint_vel_N)
     ctrl_N[:] = np.minimum(np.maximum(torques_N, bounds[0]), bounds[1])
-
-
-def clipped(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
-    """Return what `np.clip` does, in a third of its time for a few numbers."""
-    bounded: np.ndarray = np.minimum(np.maximum(values, low), high)
-    return bounded
 
 
 def span(numbers: tuple[int, ...]) -> slice:

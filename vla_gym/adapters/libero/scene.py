@@ -39,22 +39,18 @@ class Solid:
     @property
     def bottom(self) -> float:
         """Height of the box's lowest corner."""
-        return float(self.centre_3[2] - self._half_height)
+        return float(self.centre_3[2] - self.extents_3[2])
 
     @property
     def top(self) -> float:
         """Height of the box's highest corner."""
-        return float(self.centre_3[2] + self._half_height)
+        return float(self.centre_3[2] + self.extents_3[2])
 
     @property
     def extents_3(self) -> np.ndarray:
         """Half extents along the world's axes."""
         extents_3: np.ndarray = np.abs(axes_of(self.quat_4)) @ self.half_3
         return extents_3
-
-    @property
-    def _half_height(self) -> float:
-        return float(self.extents_3[2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,6 @@ class Placing:
     met: bool
     """Whether it holds now."""
     thing: Solid
-    """The object to be moved."""
     grip: Solid
     """The handle that an elongated object is taken by; else the object."""
     target: Solid
@@ -92,7 +87,6 @@ class Moving:
     SIZE = 1 + Solid.SIZE + 1 + 3 + 3 + 1
 
     met: bool
-    """Whether it holds now."""
     handle: Solid
     """The part that a hand takes hold of: a drawer's bar, a knob's ridge."""
     turns: bool

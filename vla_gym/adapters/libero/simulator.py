@@ -282,7 +282,6 @@ class LoadedScene:
         """Each with its opacity when it does not glow."""
 
     def close(self) -> None:
-        """Free the GL resources."""
         if self.camera is not None:
             self.camera.close()
 
@@ -313,7 +312,6 @@ class LoadedTask:
         return draw_start(start_regions(*self._task), start_generator(*self._task, start.origin, start.trial))
 
     def close(self) -> None:
-        """End the use of the scene."""
         SCENES.release(*self._scene_key)
 
 

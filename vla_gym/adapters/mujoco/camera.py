@@ -133,7 +133,6 @@ class Camera:
         return [self._draw(view) for view in self._views]
 
     def close(self) -> None:
-        """Free the GL resources."""
         _gl_context().make_current()
         if self._lists is not None:
             self._lists.close()

@@ -161,7 +161,6 @@ class PassLists:
         scene.ngeom += 1
 
     def close(self) -> None:
-        """Free the lists."""
         self._gl.glDeleteLists(self._base, self._num_names)
         self._gl.glDeleteLists(self._calls, self._num_calls)
 
@@ -278,7 +277,6 @@ class SiftedMeshes:
         self._gl.glBindBuffer(self._gl.GL_ELEMENT_ARRAY_BUFFER, 0)
 
     def close(self) -> None:
-        """Free the GL resources."""
         for name, value in self._own.items():
             _assign(self.resources, name, value)
         self.resources.free()

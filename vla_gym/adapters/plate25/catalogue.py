@@ -20,7 +20,6 @@ class Thing:
     low: tuple[float, float, float]
     """Lower corner of its box, in its own frame."""
     high: tuple[float, float, float]
-    """Upper corner."""
     density: float
 
     @property

@@ -53,7 +53,6 @@ class Run:
 
     @property
     def total(self) -> int:
-        """Number of episodes."""
         return prod(count for _, count, _ in self.digits)
 
     @property

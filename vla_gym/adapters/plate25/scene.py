@@ -209,7 +209,6 @@ class Scene:
             self.run(LONG_SETTLE)
 
     def run(self, substeps: int) -> None:
-        """Advance physics."""
         for _ in range(substeps):
             self.physics.step()
 

@@ -212,7 +212,6 @@ class Plate25Simulator:
         )
 
     def close(self) -> None:
-        """Free the scene."""
         self.__dict__.pop("_scene", None)
 
     def _grasping(self) -> bool:
