@@ -83,9 +83,6 @@ def file_of(root: Path, pattern: str, where: object, **fields: object) -> Path:
 
     A pattern may hold the fields and widths of `DATA_PATH` and `VIDEO_PATH`, and no other format specification.
     """
-    for name, value in fields.items():
-        if name != "video_key" and not (isinstance(value, int) and 0 <= value <= 10**9):
-            raise BadValue(f"{name} of '{where}' must be an integer >= 0, got {shown(value)}")
     if not set(_FIELD.sub("", pattern)).isdisjoint("{}"):
         raise BadValue(f"'{where}' has the pattern {shown(pattern)}; it must be like {DATA_PATH}")
     return inside(root, pattern.format(**fields), where)

@@ -201,8 +201,6 @@ class Video:
 
 
 def _frames_of(path: Path) -> Iterator[np.ndarray]:
-    if not path.is_file():
-        raise BadValue(f"the dataset lacks '{path}'")
     # `imageio_ffmpeg.read_frames` would leave its pipes open.
     with (
         tempfile.TemporaryFile() as log,
