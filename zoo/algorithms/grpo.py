@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +16,10 @@ from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.update_metrics import NothingToLearn, UpdateMetrics, learning_rates, nothing_to_learn
 from zoo.config.algorithm_configs import GRPOConfig
-from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import discounted_sum, group_advantage, groups_with_signal, write_loss_weights
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import CollectorConfig, GroupCollector
-from zoo.rollout.stats import GroupOutcome, RolloutStats, TrainingEpisode
+from zoo.rollout.stats import RolloutStats, TrainingEpisode
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -112,37 +111,36 @@ class GRPO(VLAOnPolicyAlgorithm):
         """Log the groups of all ranks, and keep their counts for the update's warnings."""
         groups = stats.groups
         assert groups is not None
-        outcomes = all_outcomes(groups.outcomes, signal_P, self.process_group)
-        self._count_no_signal(outcomes, stats.episodes)
-        kept = sum(group.kept for group in outcomes)
-        for line in group_lines(outcomes):
-            self.logger.info(line)
+        success_P = groups.solved_N.reshape(-1, self.group_size).sum(dim=1)
+        success_P, kept_P = self.process_group.all_gather(torch.stack([success_P, signal_P.long()]))
+        self._count_no_signal(bool(success_P.any() or kept_P.any()), stats.episodes)
+        self.logger.info(group_line(success_P, kept_P, self.group_size))
+        count, kept = len(kept_P), int(kept_P.sum())
         own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled])
         zero_variance, resampled = self.process_group.all_reduce_sum(own).tolist()
         self._group_counts: dict[str, Any] = {
-            "groups": len(outcomes),
+            "groups": count,
             "groups_with_signal": kept,
-            "groups_left_out": len(outcomes) - kept - int(zero_variance),
-            "groups_solved": sum(group.successes == group.size for group in outcomes),
+            "groups_left_out": count - kept - int(zero_variance),
+            "groups_solved": int((success_P == self.group_size).sum()),
             "no_signal_updates": self._barren_updates,
         }
         values = {
-            "rollout/groups_kept": kept / len(outcomes),
+            "rollout/groups_kept": kept / count,
             "rollout/groups_dead": zero_variance,
-            "rollout/groups": float(len(outcomes)),
+            "rollout/groups": float(count),
         }
         if self.config.resample_dead_groups:
             extra_rounds = float(self.process_group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
             values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
         self.record(values)
 
-    def _count_no_signal(self, outcomes: Sequence[GroupOutcome], episodes: Sequence[TrainingEpisode]) -> None:
-        """Count episodes, those of further rounds included, since the last signal or success.
+    def _count_no_signal(self, signal: bool, episodes: Sequence[TrainingEpisode]) -> None:
+        """Count episodes, those of further rounds included, since the last success, or `signal` in a group.
 
         Raises `NothingToLearn` past the limit.
         """
-        solved = any(episode.record.success_once for episode in episodes)
-        if solved or any(group.kept or group.successes for group in outcomes):
+        if signal or any(episode.record.success_once for episode in episodes):
             self._barren_updates = self._barren_episodes = 0
         else:
             self._barren_updates += 1
@@ -160,18 +158,12 @@ class GRPO(VLAOnPolicyAlgorithm):
         self.training_warnings.check(replace(self.update_health(metrics, values), **self._group_counts))
 
 
-def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, process_group: ProcessGroup) -> list[GroupOutcome]:
-    """Return every rank's outcomes; `kept_P`, bool, are this rank's groups that the update uses."""
-    outcomes = [asdict(replace(outcome, kept=kept)) for outcome, kept in zip(own, kept_P.tolist(), strict=True)]
-    gathered = process_group.all_gather_object(outcomes)
-    return [GroupOutcome(**outcome) for of_rank in gathered for outcome in of_rank]
-
-
-def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:
-    """Return one line: successes of a group, whether the update drops it, and of how many groups that is so."""
-    kinds = Counter((group.successes, group.size, group.kept) for group in outcomes)
+def group_line(success_P: Tensor, kept_P: Tensor, size: int) -> str:
+    """Return how many of a group's `size` episodes were solved, whether the update drops it, and for how many groups
+    that is so."""
+    kinds = Counter(zip(success_P.tolist(), kept_P.tolist(), strict=True))
     groups = [
         f"{successes}/{size}{'' if kept else ' dead'}{f' x{count}' if count > 1 else ''}"
-        for (successes, size, kept), count in sorted(kinds.items())
+        for (successes, kept), count in sorted(kinds.items())
     ]
-    return ["groups: " + " | ".join(groups)] if groups else []
+    return "groups: " + " | ".join(groups)

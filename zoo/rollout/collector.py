@@ -27,7 +27,7 @@ from zoo.config.algorithm_configs import CreditLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer, Observation, Step, step_values
 from zoo.rollout.env_loop import EnvLoop
-from zoo.rollout.stats import GroupOutcome, GroupStats, PhaseClock, RolloutRecorder, RolloutStats
+from zoo.rollout.stats import GroupStats, PhaseClock, RolloutRecorder, RolloutStats
 
 OnStep = Callable[[Step | None], bool]
 """Called after every decision (with None after a rollout of other processes); False stops the rollout."""
@@ -293,7 +293,7 @@ class GroupCollector(RolloutCollector):
                 self.buffer.write_columns(
                     columns, {name: whole[:, taken] for name, whole in self._spare.collected().items()}
                 )
-                groups.outcomes[place] = spare.outcomes[source]
+                groups.solved_N[columns] = spare.solved_N[taken]
                 groups.lost_N[columns] = False
                 groups.num_resampled += 1
         return True
@@ -307,32 +307,22 @@ class GroupCollector(RolloutCollector):
         groups: GroupStats,
         on_step: OnStep,
     ) -> bool:
-        """Collect round `number` into `buffer` from `first_column` on, and add its groups' results."""
-        size = self._group_size
-        solved_N = np.zeros(self.env.num_envs, dtype=bool)
-        start_state_N: list[str] = []
+        """Collect round `number` into `buffer` from `first_column` on, and its results into `groups`."""
 
         def write(row: int, step: Step) -> None:
-            outcome = step.outcome
+            outcome, columns = step.outcome, first_column + step.env_n
             if row == 0:
-                start_state_N.extend(outcome.start_state_n)
-                check_shared_start(start_state_N, size)
+                check_shared_start(outcome.start_state_n.tolist(), self._group_size)
             # A time limit is an end like any other: an episode's score is the sum of its rewards.
-            buffer.write(row, first_column + step.env_n, step)
-            solved_N[step.env_n] |= outcome.success_n
-            groups.lost_N[torch.from_numpy(first_column + step.env_n[outcome.lost_n])] = True
+            buffer.write(row, columns, step)
+            groups.solved_N[torch.from_numpy(columns[outcome.success_n])] = True
+            groups.lost_N[torch.from_numpy(columns[outcome.lost_n])] = True
 
-        if not self._play_round(rollout, number, on_step, write):
-            return False
-        groups.outcomes += [
-            GroupOutcome(start_state_N[first], int(solved_N[first : first + size].sum()), size)
-            for first in range(0, len(start_state_N), size)
-        ]
-        return True
+        return self._play_round(rollout, number, on_step, write)
 
 
 def _no_groups(num_columns: int) -> GroupStats:
-    return GroupStats([], torch.zeros(num_columns, dtype=torch.bool))
+    return GroupStats(*torch.zeros(2, num_columns, dtype=torch.bool))
 
 
 def check_shared_start(start_states: Sequence[str], group_size: int) -> None:

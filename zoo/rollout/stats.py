@@ -65,26 +65,14 @@ class TrainingEpisode:
         return {"r": self.record.total_reward, "l": float(self.record.length), "t": self.clock}
 
 
-@dataclass(frozen=True)
-class GroupOutcome:
-    """Results of the G episodes of one group."""
-
-    start_state: str
-    """Hash of the state they all began in."""
-    successes: int
-    """Episodes that were solved at any step."""
-    size: int
-    kept: bool = False
-    """Whether the update uses the group."""
-
-
 @dataclass
 class GroupStats:
-    """The groups of this rank's rollout, in the buffer's order."""
+    """The groups of this rank's rollout, by column of the buffer."""
 
-    outcomes: list[GroupOutcome]
     lost_N: Tensor
-    """Bool, by column of the buffer: the episode was lost with its simulator."""
+    """Bool: the episode was lost with its simulator."""
+    solved_N: Tensor
+    """Bool: the episode was solved at any step."""
     num_resampled: int = 0
     """Groups without signal that were replaced."""
     extra_rounds: int = 0

@@ -26,7 +26,7 @@ from zoo.distributed.placement import Placement
 from zoo.distributed.process_group import ProcessGroup, check_same_weights
 from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.training.callbacks import StopSignals
-from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
+from zoo.training.remote_rollouts import Exchange, RemoteRollouts, RolloutWorker
 from zoo.training.run_plan import RunPlan, TrainJob
 from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, training_share
 
@@ -55,36 +55,25 @@ def set_up_roles(
         envs = make_envs(config, cleanup, **training_share(config, group), **options)
         return make_model(job, envs, device, group)
 
-    def weights_of(model: VLAOnPolicyAlgorithm) -> WeightSync | None:
-        return None if sync is None else WeightSync(model.policy, placement.actor[0], *sync)
-
     def remote_pool(benchmark: Benchmark, env_config: EnvConfig) -> Pool:
         memory = sub_env_setup(benchmark, env_config).memory
         return RemotePool(memory, servers.connect(placement, number), num_stages=env_config.pipeline_stages)
 
-    learner = worker = None
+    learner = model = None
     if actors is not None:
         learner = model_of(actors, pool=lambda *asked: AbsentPool(sub_env_setup(*asked).memory))
     if rollouts is not None:
         pool = {"pool": remote_pool} if placement.remote_envs else {}
         model = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
-        collector = model.make_collector((learner or model).policy)
-        weights = weights_of(learner or model)
-        worker = RolloutWorker(collector, placement, number, channel, config.num_envs, weights=weights)
-    holder = learner or worker
-    check_same_weights(None if holder is None else holder.policy, process_group)
+    holder = learner or model
+    policy = None if holder is None else holder.policy
+    check_same_weights(policy, process_group)
+    weights = None if policy is None or sync is None else WeightSync(policy, placement.actor[0], *sync)
+    exchange = Exchange(placement=placement, rank=number, num_envs=config.num_envs, channel=channel, weights=weights)
+    worker = None if model is None or policy is None else RolloutWorker(model.make_collector(policy), exchange)
     if learner is None:
         return CollectingRank(worker, cleanup)
-    source = RemoteRollouts(
-        learner,
-        placement,
-        number,
-        channel,
-        config.num_envs,
-        weights=weights_of(learner),
-        own=worker,
-        max_staleness=config.max_staleness,
-    )
+    source = RemoteRollouts(learner, exchange, own=worker, max_staleness=config.max_staleness)
     learner.set_rollout_source(source)
     cleanup.push(lambda kind, *_: source.close() if kind in (None, KeyboardInterrupt) else None)
     return learner

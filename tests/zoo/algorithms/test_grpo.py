@@ -20,7 +20,7 @@ from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.algorithms.update_metrics import NothingToLearn
 from zoo.rollout.advantages import group_advantage
-from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
+from zoo.rollout.stats import GroupStats, RolloutStats
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -54,7 +54,7 @@ def collected(*lost: int) -> RolloutStats:
     """Its numbers, with the episodes of the sub-environments `lost` lost."""
     lost_N = torch.zeros(8, dtype=torch.bool)
     lost_N[list(lost)] = True
-    groups = GroupStats([GroupOutcome("a" * 32, 1, 4), GroupOutcome("b" * 32, 0, 4)], lost_N)
+    groups = GroupStats(lost_N, torch.arange(8) == 1)
     return RolloutStats(
         num_timesteps=0,
         num_decisions=0,

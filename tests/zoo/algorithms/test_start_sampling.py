@@ -118,12 +118,12 @@ def test_the_environment_draws_what_the_counts_say(monkeypatch: pytest.MonkeyPat
 
 @ignore_alarms
 def test_uniform_is_as_it_was_and_learnability_is_not():
-    def starts(**settings: Any) -> list[str]:
+    def starts(**settings: Any) -> list[tuple[int, int]]:
         model = toy(**settings)
         seen = []
         for _ in range(3):
             model.learn(1, reset_num_timesteps=False)
-            seen += [group.start_state for group in model.rollout_stats.groups.outcomes]
+            seen += [(one.record.task_id, one.record.trial_id) for one in model.rollout_stats.episodes]
         return seen
 
     assert starts() == starts() == starts(start_sampling="uniform")

@@ -15,11 +15,10 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample
-from zoo.algorithms.grpo import all_outcomes, group_lines
+from zoo.algorithms.grpo import group_line
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import CollectorConfig, GroupCollector, RolloutStart, check_shared_start
-from zoo.rollout.stats import GroupOutcome
 
 NUM_DECISIONS = 12 // CHUNK
 
@@ -67,8 +66,7 @@ def test_a_round_fills_its_columns_with_one_episode_each(envs: VLAVectorEnv):
     assert buffer.terminated_TN.tolist() == [[False] * 8] * 3 + [[True] * 8]
     assert not buffer.truncated_TN.any()
     assert stats.last_value_N is None
-    assert [(group.successes, group.size) for group in groups.outcomes] == [(0, 2)] * 4
-    assert len({group.start_state for group in groups.outcomes}) == 4
+    assert groups.solved_N.tolist() == [False] * 8
     first = buffer.obs["image"][0]
     for column in (0, 2, 4, 6):
         assert torch.equal(first[column], first[column + 1])
@@ -107,9 +105,8 @@ def test_a_group_with_signal_of_a_further_round_replaces_one_without(envs: VLAVe
 
 
 def test_one_line_counts_groups_of_equal_outcome():
-    own = [GroupOutcome("0123456789abcdef", 3, 8), *(GroupOutcome(f"{index}", 0, 8) for index in range(20))]
-    outcomes = all_outcomes(own, torch.tensor([True, *[False] * 20]), ProcessGroup())
-    assert group_lines(outcomes) == ["groups: 0/8 dead x20 | 3/8"]
+    success_P, kept_P = torch.tensor([[3, *[0] * 20], [1, *[0] * 20]])
+    assert group_line(success_P, kept_P, size=8) == "groups: 0/8 dead x20 | 3/8"
 
 
 def test_groups_that_began_in_different_states_are_an_error():

@@ -22,7 +22,7 @@ from zoo.distributed.placement import parse_placement
 from zoo.distributed.weight_sync import trained
 from zoo.rollout.collector import RolloutStart
 from zoo.rollout.stats import RolloutStats
-from zoo.training.remote_rollouts import RemoteRollouts, RolloutWorker
+from zoo.training.remote_rollouts import Exchange, RemoteRollouts, RolloutWorker
 
 ACTOR, ROLLOUT = 0, 1
 PLACEMENT = parse_placement("env=1,rollout=1,actor=0", 2)
@@ -90,11 +90,13 @@ class Pair:
         line: queue.Queue[dict[str, Tensor]] = queue.Queue()
         worker_channel: Any = QueueChannel(ROLLOUT, queues)
         weights: list[Any] = [QueueWeights(model.policy, line) for model in (self.learner, self.model)]
-        self.worker = RolloutWorker(self.model.collector(), PLACEMENT, ROLLOUT, worker_channel, 4, weights=weights[1])
         channel: Any = self.channel
-        self.source = RemoteRollouts(
-            self.learner, PLACEMENT, ACTOR, channel, 4, weights=weights[0], own=None, max_staleness=max_staleness
-        )
+        ends = [
+            Exchange(placement=PLACEMENT, rank=rank, num_envs=4, channel=channels, weights=sync)
+            for rank, channels, sync in zip((ACTOR, ROLLOUT), (channel, worker_channel), weights, strict=True)
+        ]
+        self.worker = RolloutWorker(self.model.collector(), ends[1])
+        self.source = RemoteRollouts(self.learner, ends[0], own=None, max_staleness=max_staleness)
         self.thread = threading.Thread(target=self.worker.serve)
         self.thread.start()
 
