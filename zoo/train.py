@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from vla_gym.errors import BadValue
@@ -118,7 +117,7 @@ def run(argv: Sequence[str]) -> int:
 
     with ExitStack() as cleanup:
         job = _job_of(args, config, policy, point, argv)
-        run = set_up(job, replace(plan, policy=policy), cleanup).train()
+        run = set_up(job, plan, cleanup).train()
     if args.push_to_hub and run is not None:
         from zoo.hub.upload import publish_trained
 

@@ -11,7 +11,7 @@ from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.agents.agent import Agent, open_agent, play
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.evaluation.results import evaluation_record, evaluation_table
 from zoo.files import write_text
 from zoo.runs.evaluations import weights_sha256
 from zoo.runs.progress import Progress
@@ -62,20 +62,16 @@ def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool 
 def _record(
     agent: Agent, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
 ) -> dict[str, Any]:
-    protocol, own_words = envs.protocol(), len(envs.config.own_instructions)
-    line = protocol_line(agent.env, episodes, envs.benchmark, chunk=envs.chunk, actions=actions, own_words=own_words)
+    facts = {"policy": agent.policy.name, "weights_sha256": weights, "seed": agent.seed}
     return evaluation_record(
         episodes,
-        envs.benchmark.tasks,
+        envs.benchmark,
+        agent.protocol,
         env_id=agent.env,
-        protocol={**protocol, "evaluation": {**agent.protocol.to_json(), "actions": actions, "seed": agent.seed}},
-        policy=agent.policy.name,
-        weights_sha256=weights,
+        env_protocol=envs.protocol(),
+        actions=actions,
         seed=agent.seed,
-        deterministic=not agent.protocol.sample,
-        rounds=agent.protocol.rounds,
-        summary=line,
-        **({} if agent.served is None else {"server": agent.served.to_json()}),
+        facts=facts if agent.served is None else {**facts, "server": agent.served.to_json()},
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vla_gym.specs import Benchmark, Task
+from zoo.config.evaluation import EvaluationProtocol
+from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.statistics import (
     Comparison,
@@ -49,25 +50,39 @@ def evaluation_table(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task], p
 
 def evaluation_record(
     episodes: Sequence[EpisodeRecord],
-    tasks: Sequence[Task],
+    benchmark: Benchmark,
+    evaluation: EvaluationProtocol,
     *,
     env_id: str,
-    protocol: Mapping[str, object],
-    **facts: Any,
-) -> dict[str, Any]:
-    """Return an evaluation as JSON values; `facts` are entries about the policy."""
-    by_task = rates_by_task(episodes, tasks)
-    by_suite = rates_by_suite(episodes, tasks)
+    env_protocol: Options,
+    actions: str,
+    seed: int,
+    facts: Mapping[str, object],
+) -> Settings:
+    """Return an evaluation as JSON values; `facts` are entries about the policy.
+
+    `env_protocol` is the environment's `protocol()`, `actions` the policy's `action_selection_text`; `summary` is
+    their `protocol_line`.
+    """
+    by_task = rates_by_task(episodes, benchmark.tasks)
+    by_suite = rates_by_suite(episodes, benchmark.tasks)
+    own_words = len(env_protocol["own_instructions"])
+    summary = protocol_line(
+        env_id, episodes, benchmark, chunk=env_protocol["chunk"], actions=actions, own_words=own_words
+    )
     return {
         "env": env_id,
         **facts,
+        "deterministic": not evaluation.sample,
+        "rounds": evaluation.rounds,
+        "summary": summary,
         "success": rate_values(overall_rate(episodes)),
         "task_weighted_mean": mean_of_rates(by_task),
         "suite_weighted_mean": mean_of_rates(by_suite),
         "suites": [rate_values(rate) for rate in by_suite],
         "tasks": [rate_values(rate) for rate in by_task],
         "episodes": [dataclasses.asdict(episode) for episode in episodes],
-        "protocol": dict(protocol),
+        "protocol": {**env_protocol, "evaluation": {**evaluation.to_json(), "actions": actions, "seed": seed}},
     }
 
 

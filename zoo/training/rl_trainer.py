@@ -112,8 +112,7 @@ class RLTrainer(Trainer):
             _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
         video, shows = None, ""
         if self.evaluator is not None and episodes is not None:
-            _logger.info(self.table(episodes))
-            self.write_evaluation(episodes)
+            _logger.info(self.write_evaluation(episodes))
             if self.job.evaluation_video:
                 grid = self.evaluator.video
                 video = write_video(grid, self.videos / f"step_{steps}.mp4", fps=self._fps)

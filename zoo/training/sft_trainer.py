@@ -29,6 +29,7 @@ from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_same, check_same_weights, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.results import evaluation_table
 from zoo.files import quoted, read_json, remove_folder
 from zoo.imitation.augmentation import read_paraphrases
 from zoo.imitation.frames import Frames, check_rate, fitting, frames_of
@@ -231,8 +232,9 @@ class SFTTrainer(Trainer):
         if run.checkpoints.is_dir():
             remove_folder(run.checkpoints)
         if self.evaluator is not None:
-            record = read_json(run.path / EVALUATION_FILE)
-            _logger.info(self.table([EpisodeRecord(**episode) for episode in record["episodes"]]))
+            best = read_json(run.path / EVALUATION_FILE)
+            episodes = [EpisodeRecord(**episode) for episode in best["episodes"]]
+            _logger.info(evaluation_table(episodes, self.evaluated.tasks, best["summary"]))
         flag = packages_flag(packages_of(run.path / ARGS_FILE))
         _logger.info(
             f"policy      {run.best}\nreport      {report_of(run) or 'none'}\nnext:\n"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.batch_plan import evaluated_benchmark
-from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.evaluation.results import evaluation_record, evaluation_table
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
 from zoo.runs.loggers import JsonLines, TensorBoard, start_trackers
@@ -28,23 +28,10 @@ from zoo.training.callbacks import BestPolicy, CheckpointCallback, EvaluationCal
 from zoo.training.evaluation import Evaluator, sampling_by
 from zoo.training.run_plan import TrainJob
 
+if TYPE_CHECKING:  # runs of zoo.sft alone load it
+    from zoo.training.sft import SFT
+
 _logger = logging.getLogger(__name__)
-
-
-class Trainable(Protocol):
-    """The part of an algorithm that a `Trainer` uses: Stable-Baselines3's `learn`, and what a checkpoint needs."""
-
-    policy: Any
-    process_group: ProcessGroup
-    num_timesteps: int
-    train_state: Any
-    """The last update boundary, with its `num_timesteps`; None within an update."""
-
-    def set_logger(self, logger: Logger) -> None:
-        """Log there."""
-
-    def learn(self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True) -> object:
-        """Train for so many steps more."""
 
 
 class Trainer:
@@ -56,12 +43,12 @@ class Trainer:
     """Whether of two equal evaluations the later one's policy is kept."""
     keeps_best: ClassVar[bool] = False
     """Whether a resumed run keeps a policy in `best/` that is newer than its checkpoint."""
-    model: Trainable
+    model: VLAOnPolicyAlgorithm | SFT
 
     def __init__(
         self,
         job: TrainJob,
-        model: Trainable,
+        model: VLAOnPolicyAlgorithm | SFT,
         envs: VLAVectorEnv,
         run: RunFolder,
         checkpoints: CheckpointCallback,
@@ -219,51 +206,22 @@ class Trainer:
             on_best=self.on_best,
         )
 
-    # Its evaluation -------------------------------------------------------------------------------------
-
-    def write_evaluation(self, episodes: Sequence[EpisodeRecord], **facts: Any) -> None:
-        """Write `evaluation.json`: an evaluation of the present policy; `facts` say more of what was evaluated."""
-        evaluation = self.config.evaluation
+    def write_evaluation(self, episodes: Sequence[EpisodeRecord], **facts: object) -> str:
+        """Write `evaluation.json`, an evaluation of the present policy, of which `facts` say more; return its table."""
+        config, policy = self.config, self.model.policy
+        protocol = config.evaluation
+        with sampling_by(policy, protocol):
+            actions = policy.action_selection_text(deterministic=not protocol.sample)
+        evaluated = {} if self.evaluator is None else self.evaluator.protocol
         record = evaluation_record(
             episodes,
-            self.evaluated.tasks,
-            env_id=self.config.eval_env,
-            protocol={
-                **self._protocol,
-                "evaluation": {**evaluation.to_json(), "actions": self._actions, "seed": self.config.seed},
-            },
-            num_timesteps=self.model.num_timesteps,
-            **facts,
-            deterministic=not evaluation.sample,
-            rounds=evaluation.rounds,
-            summary=self._protocol_line(episodes),
+            self.evaluated,
+            protocol,
+            env_id=config.eval_env,
+            env_protocol=evaluated or self.envs.protocol(),
+            actions=actions,
+            seed=config.seed,
+            facts={"num_timesteps": self.model.num_timesteps, **facts},
         )
         write_text(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
-
-    def table(self, episodes: Sequence[EpisodeRecord]) -> str:
-        """Return the table of an evaluation."""
-        return evaluation_table(episodes, self.evaluated.tasks, self._protocol_line(episodes))
-
-    def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
-        return protocol_line(
-            self.config.eval_env,
-            episodes,
-            self.evaluated,
-            chunk=self.envs.chunk,
-            actions=self._actions,
-            own_words=len(self._protocol["own_instructions"]),
-        )
-
-    @property
-    def _protocol(self) -> Mapping[str, Any]:
-        """The protocol of what is evaluated."""
-        evaluated = {} if self.evaluator is None else self.evaluator.protocol
-        return evaluated or self.envs.protocol()
-
-    @property
-    def _actions(self) -> str:
-        """How actions are selected in evaluations."""
-        protocol = self.config.evaluation
-        with sampling_by(self.model.policy, protocol):
-            text: str = self.model.policy.action_selection_text(deterministic=not protocol.sample)
-        return text
+        return evaluation_table(episodes, self.evaluated.tasks, record["summary"])

@@ -8,6 +8,8 @@ import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode, task
 from vla_gym.registry import find_benchmark
+from vla_gym.specs import Task
+from zoo.config.evaluation import EvaluationProtocol
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import (
     evaluated_line,
@@ -17,6 +19,20 @@ from zoo.evaluation.results import (
     protocol_line,
     with_split,
 )
+
+
+def record_of(episodes: list[EpisodeRecord], tasks: list[Task], **facts: object) -> dict[str, Any]:
+    return evaluation_record(
+        episodes,
+        replace(find_benchmark("Toy-Reach"), tasks=tuple(tasks)),
+        EvaluationProtocol(),
+        env_id="E",
+        env_protocol={"own_instructions": {}, "chunk": 8},
+        actions="as it likes",
+        seed=0,
+        facts=facts,
+    )
+
 
 TASKS = [task("a", suite="one"), task("b", suite="two")]
 EPISODES = [episode(0, 0, True), episode(0, 1, False), episode(1, 0, False)]
@@ -44,7 +60,7 @@ def test_suites_count_once_whatever_their_number_of_tasks() -> None:
         task("d", suite="hard"),
     ]
     episodes = [episode(0, 0, True), episode(1, 0, True), episode(2, 0, True), episode(3, 0, False)]
-    record = evaluation_record(episodes, tasks, env_id="E", protocol={})
+    record = record_of(episodes, tasks)
     assert record["task_weighted_mean"] == 0.75
     assert record["suite_weighted_mean"] == 0.5
 
@@ -57,7 +73,7 @@ def test_a_long_benchmark_is_cut_and_says_so() -> None:
 
 
 def test_the_record_is_json_and_keeps_every_episode() -> None:
-    record = json.loads(json.dumps(evaluation_record(EPISODES, TASKS, env_id="E", protocol={"h": 1}, step=7)))
+    record = json.loads(json.dumps(record_of(EPISODES, TASKS, step=7)))
     assert record["env"] == "E"
     assert record["step"] == 7
     assert record["success"]["successes"] == 1
