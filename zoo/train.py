@@ -99,9 +99,9 @@ def run(argv: Sequence[str]) -> int:
         from zoo.training.checkpoint import read_state
 
         read_state(point.checkpoint, config.algo.upper())
-    from zoo.training.start_weights import check_fit, start_lines
-
     if args.dry_run:
+        from zoo.training.start_weights import start_lines
+
         start = [] if policy is None else start_lines(config, policy)
         print(dry_run_text(plan, point, [*_published_lines(args), *start]))
         if point is None and (sentence := hopeless_start(config)) is not None:
@@ -110,6 +110,8 @@ def run(argv: Sequence[str]) -> int:
     if point is not None:
         policy = checkpoint_policy(config, point.checkpoint)
     elif policy is not None and not policy.fresh:
+        from zoo.training.start_weights import check_fit
+
         policy = policy.fetched()
         check_fit(config, policy)
     assert policy is not None

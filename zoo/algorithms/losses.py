@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise
 from zoo.config.algorithm_configs import CreditLevel, LogprobLevel, ValueClip
 from zoo.distributed.learner import Scorer
-from zoo.imitation.frames import Frames
-from zoo.imitation.loss import imitation_loss
 from zoo.rollout.buffer import Minibatch, step_values, to_level
+
+if TYPE_CHECKING:  # only runs beside demonstrations load them
+    from zoo.imitation.frames import Frames
 
 
 def clipped_surrogate(
@@ -246,7 +248,9 @@ class PolicyScorer(Scorer):
         Without `loss`, return the log-probability of every token, `[B, K, A]`; of frames, with the noise that they draw
         from, their imitation loss.
         """
-        if isinstance(batch, Frames):
+        if not isinstance(batch, Minibatch):
+            from zoo.imitation.loss import imitation_loss
+
             assert isinstance(loss, Noise)
             return imitation_loss(self.policy, batch, loss)
         if loss is None:
