@@ -69,7 +69,8 @@ def conventions_of(
 ) -> Conventions:
     """Conventions of a policy learned from scratch on these spaces.
 
-    Image spaces may be `[H, W, 3]` or, behind SB3's `VecTransposeImage`, `[3, H, W]`.
+    Image spaces may be `[H, W, 3]` or, behind SB3's `VecTransposeImage`, `[3, H, W]`; actions `[K, A]`, or `[A]` of
+    one step.
     """
     if not isinstance(observation_space, spaces.Dict) or not {"image", "instruction"} <= observation_space.keys():
         raise BadValue(
@@ -78,19 +79,6 @@ def conventions_of(
         )
     parts = observation_space.spaces
     state_shape = parts["state"].shape if "state" in parts else (0,)
-    chunk, action_dim = chunk_shape(action_space)
-    return Conventions(
-        cameras=tuple(key for key in CAMERA_KEYS if key in parts),
-        image_size=_image_side(parts["image"]),
-        state_dim=int(state_shape[0]) if state_shape else 0,
-        chunk=chunk,
-        action_dim=action_dim,
-        action_spec=action_spec,
-    )
-
-
-def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
-    """(K, A) of a `Box` `[K, A]`, or (1, A) of `[A]`; anything but [-1, 1] raises."""
     if (
         not isinstance(action_space, spaces.Box)
         or len(action_space.shape) not in (1, 2)
@@ -101,8 +89,15 @@ def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
             f"VLAPolicy needs a Box action space [chunk, action_dim] in [-1, 1], got {action_space}; a vector "
             "environment has it as envs.as_sb3().action_space"
         )
-    shape = action_space.shape
-    return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+    chunk, action_dim = (1, *action_space.shape)[-2:]
+    return Conventions(
+        cameras=tuple(key for key in CAMERA_KEYS if key in parts),
+        image_size=_image_side(parts["image"]),
+        state_dim=int(state_shape[0]) if state_shape else 0,
+        chunk=chunk,
+        action_dim=action_dim,
+        action_spec=action_spec,
+    )
 
 
 def check_spaces(

@@ -215,10 +215,9 @@ class FlowBackbone(Backbone):
         return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)
 
     def _join(self, per_step: list[Tensor]) -> Tensor:
-        """One number per action dim; of Flow-SDE's steps at most one is not zero."""
-        if self.flow.scheme == "flow_noise":
-            return join_steps(torch.stack(per_step, dim=1), self.flow.joint)
-        return torch.stack(per_step, dim=1).sum(dim=1)
+        # Of Flow-SDE's steps at most one is not zero.
+        joint = self.flow.joint if self.flow.scheme == "flow_noise" else "sum"
+        return join_steps(torch.stack(per_step, dim=1), joint)
 
     def _executed(self, per_dim_BHD: Tensor) -> Tensor:
         return per_dim_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]

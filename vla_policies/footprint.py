@@ -162,7 +162,6 @@ class Meter(TorchDispatchMode):
             for tensor in (*one.parameters(), *one.buffers()) if isinstance(one, nn.Module) else (one,):
                 self._see(tensor)
         self.held = self.now
-        """Bytes of what exists from the start."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -127,7 +127,6 @@ class VLAPolicy(ActorCriticPolicy):
         self._build(lr_schedule)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
         rate = lr_schedule(1)
         if self.value_lr is not None and rate <= 0:
             raise BadValue(f"value_lr needs a learning rate > 0 to be measured against, got {rate}")
@@ -214,7 +213,6 @@ class VLAPolicy(ActorCriticPolicy):
         return action_BKA.reshape(-1, *self.action_space.shape)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        """Arguments that rebuild this policy without the folder it may have come from."""
         return {
             "observation_space": self.observation_space,
             "action_space": self.action_space,

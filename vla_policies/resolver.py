@@ -327,7 +327,6 @@ def _damage_reported(folder: Path) -> Iterator[None]:
 
 
 def _open_model(folder: Path, base_name: str | None) -> tuple[ModelFolder, Adapter | None]:
-    """The folder's model and adapter; `base_name` takes the place of the model that the adapter names."""
     place = adapter_folder(folder)
     if place is None:
         return ModelFolder(folder, _config_of(folder), names=names_of(folder)), None

@@ -11,7 +11,6 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import (
     Conventions,
     check_spaces,
-    chunk_shape,
     conventions_of,
 )
 
@@ -62,13 +61,14 @@ def test_an_environment_that_lacks_something_raises(conventions: Conventions, ch
     "space",
     [spaces.Discrete(3), spaces.Box(-2, 2, (2, 4)), spaces.Box(-1, 1, (1, 2, 4)), spaces.Box(0, 1, (4,))],
 )
-def test_other_action_spaces_raise(space: spaces.Space) -> None:
+def test_other_action_spaces_raise(conventions: Conventions, space: spaces.Space) -> None:
     with pytest.raises(BadValue, match=r"\[-1, 1\]"):
-        chunk_shape(space)
+        conventions_of(conventions.observation_space(), space)
 
 
-def test_one_action_is_a_chunk_of_one() -> None:
-    assert chunk_shape(spaces.Box(-1, 1, (7,))) == (1, 7)
+def test_one_action_is_a_chunk_of_one(conventions: Conventions) -> None:
+    found = conventions_of(conventions.observation_space(), spaces.Box(-1, 1, (7,)))
+    assert (found.chunk, found.action_dim) == (1, 7)
 
 
 def test_observations_of_another_kind_raise(conventions: Conventions) -> None:

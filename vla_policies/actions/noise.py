@@ -65,8 +65,7 @@ class CounterNoise(Noise):
         """`wanted` numbers in [0, 1) of the call with this number for each row, float64 `[B, wanted]`."""
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
-        if shape[0] != self._num_rows:
-            raise ValueError(f"noise is for {self._num_rows} rows, got {shape[0]}")
+        assert shape[0] == self._num_rows, f"noise is for {self._num_rows} rows, got {shape[0]}"
         drawn = self._draw(self._calls, math.prod(shape[1:]))
         self._calls += 1
         return upload(torch.from_numpy(drawn.reshape(shape)), device)
@@ -146,6 +145,5 @@ class RowNoise(Noise):
         return self._joined("normal", shape, device)
 
     def _joined(self, draw: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        if shape[0] != len(self._rows):
-            raise ValueError(f"noise is for {len(self._rows)} rows, got {shape[0]}")
+        assert shape[0] == len(self._rows), f"noise is for {len(self._rows)} rows, got {shape[0]}"
         return torch.cat([getattr(row, draw)(1, *shape[1:], device=device) for row in self._rows])

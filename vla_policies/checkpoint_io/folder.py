@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import MOST_BYTES, as_object, decoded, parse_json, read_bytes, read_json_object
+from vla_policies.checkpoint_io.json_records import as_annotated
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -95,18 +96,12 @@ def weight_files(folder: Path) -> list[Path]:
     index_path = folder / INDEX_FILE
     if not index_path.is_file():
         raise BadValue(f"checkpoint folder '{folder}' lacks {WEIGHTS_FILE} (or {INDEX_FILE} and its shards)")
-    try:
-        names = sorted(set(read_json_object(index_path)["weight_map"].values()))
-    except BadValue:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadValue(f"'{index_path}' is no index of shards: {shown(error)}") from error
+    index = read_json_object(index_path).get("weight_map")
+    names = as_annotated(Mapping[str, str], index, f"weight_map of '{index_path}'").values()
     for name in names:
-        if Path(name).name != name:
-            raise BadValue(f"'{index_path}' points outside its folder: '{name}'")
-        if not (folder / name).is_file():
-            raise BadValue(f"checkpoint folder '{folder}' lacks the shard {name} that {INDEX_FILE} lists")
-    return [folder / name for name in names]
+        if Path(name).name != name or not (folder / name).is_file():
+            raise BadValue(f"checkpoint folder '{folder}' lacks the shard {shown(name)} that {INDEX_FILE} lists")
+    return [folder / name for name in sorted(set(names))]
 
 
 def one_file(folder: Path, pattern: str) -> Path | None:
@@ -172,7 +167,7 @@ def check_positive(record: object, *, but: Container[str] = ()) -> None:
 
 
 def _numbers(values: object) -> Iterator[tuple[str, float]]:
-    """Every number with the nearest key above it; not recursive, for what others wrote may be deep."""
+    # With the nearest key above it; not recursive, for what others wrote may be deep.
     left: list[tuple[str, Any]] = [("", values)]
     while left:
         key, value = left.pop()

@@ -73,7 +73,6 @@ def as_annotated(hint: Any, value: Any, name: str) -> Any:
 
 
 def _is_kind(hint: Any, value: Any) -> bool:
-    """Whether `value` is of the right kind, whatever it contains."""
     if hint is Any:
         return True
     kind = get_origin(hint) or hint

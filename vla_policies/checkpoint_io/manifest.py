@@ -14,7 +14,7 @@ from pathlib import Path
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_gym.reading import check_no_pipe, file_sha256, read_json_object
 from vla_policies.checkpoint_io.folder import write_json
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
 
 MANIFEST_FILE = "manifest.json"
 FORMER_FILE = "certificate.json"
@@ -48,12 +48,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     if path.is_file():
         return from_json(Manifest, read_json_object(path), str(path))
     if former.is_file():
-        try:
-            values = read_json_object(former)
-            files = {name: str(hashes["sha256"]) for name, hashes in values["files"].items()}
-        except (LookupError, TypeError, AttributeError) as error:
-            raise BadValue(f"'{former}' is damaged: it does not say the SHA-256 of each file") from error
-        return Manifest(files, values.get("base"))
+        values = read_json_object(former)
+        files = as_annotated(Mapping[str, Mapping[str, str]], values.get("files"), f"files of '{former}'")
+        return Manifest({name: hashes.get("sha256", "") for name, hashes in files.items()}, values.get("base"))
     return None
 
 
@@ -66,12 +63,13 @@ def check_manifest(
     says what else the user can do.
     """
     for name, sha256 in manifest.files.items():
-        if not (folder / name).is_file():
-            raise BadValue(f"'{folder}' is damaged: it lacks {name}, which its manifest lists{instead}")
-        if ((known or {}).get(folder / name) or file_sha256(folder / name)) != sha256:
+        path = folder / name
+        found = ((known or {}).get(path) or file_sha256(path)) if path.is_file() else None
+        if found != sha256:
+            fault = f"it lacks {name}, which" if found is None else f"{name} has other content than"
             raise BadValue(
-                f"'{folder}' is damaged, or was replaced while it was opened: {name} has other content than its "
-                f"manifest says (SHA-256){instead}"
+                f"'{folder}' is damaged, or was replaced while it was opened: {fault} its manifest lists (SHA-256)"
+                f"{instead}"
             )
 
 
@@ -136,6 +134,6 @@ def _samples_sha256(path: Path) -> str:
 
 
 def _versions(folder: Path) -> dict[str, tuple[int, int]]:
-    """File -> when it was written, and its number in the file system, which a replaced file changes."""
+    # When it was written, and its number in the file system, which a replaced file changes.
     found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     return {path.name: ((facts := path.stat()).st_mtime_ns, facts.st_ino) for path in found}

@@ -146,7 +146,7 @@ class ValueHead(nn.Module):
         return in_float32(self.mlp, hidden_BD)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """As `nn.Module`, but without half precision: values need more than 8 bits."""
+        # Without half precision: values need more than 8 bits.
         before = [parameter.data for parameter in self.parameters()]
         super()._apply(fn, recurse)
         for parameter, data in zip(self.parameters(), before, strict=True):

@@ -28,20 +28,17 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaShape:
-    """One Gemma stream, in openpi's words. Streams that attend to each other are equal in all but width and MLP."""
+    """One Gemma stream, in openpi's words; `num_heads` are of queries.
+
+    Streams that attend to each other are equal in all but width and MLP.
+    """
 
     width: int
-    """Features of a token."""
     mlp_dim: int
-    """Hidden features of the MLPs."""
     depth: int
-    """Layers."""
     num_heads: int = 8
-    """Query heads."""
     num_kv_heads: int = 1
-    """Key and value heads."""
     head_dim: int = 256
-    """Features of a head."""
 
 
 @dataclass(frozen=True)

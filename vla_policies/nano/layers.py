@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_policies.actions.sampling import UniformBins
-from vla_policies.processing.text import HALF_BITS, MAX_TOKENS
+from vla_policies.processing.observations import HALF_BITS, MAX_TOKENS
 
 SMALLEST_STD = 1e-3
 """Smallest standard deviation of a privileged number that varies, metres or radians."""

@@ -32,9 +32,7 @@ from vla_policies.nano.layers import (
     mlp,
     state_codes,
 )
-from vla_policies.processing.images import channels_last
-from vla_policies.processing.observations import decode_instructions
-from vla_policies.processing.text import MAX_TOKENS, pad_ids, tokenize
+from vla_policies.processing.observations import MAX_TOKENS, channels_last, decode_instructions, pad_ids, tokenize
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import PolicyInputs
 

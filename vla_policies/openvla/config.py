@@ -15,8 +15,8 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.modules.feature_cache import check_gib
 from vla_policies.modules.lora_config import LoraSettings
+from vla_policies.processing.observations import MOST_BYTES
 from vla_policies.processing.statistics import Bounds
-from vla_policies.processing.text import MOST_BYTES
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"

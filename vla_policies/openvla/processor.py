@@ -23,16 +23,9 @@ from vla_policies.conventions import Conventions
 from vla_policies.devices import constant, upload
 from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
 from vla_policies.openvla.jpeg import jpeg_round_trip
-from vla_policies.processing.images import (
-    channels_last,
-    crop_center,
-    pad_to_square,
-    resize_bicubic,
-    resize_lanczos3,
-)
-from vla_policies.processing.observations import decode_instructions
+from vla_policies.processing.images import crop_center, pad_to_square, resize_bicubic, resize_lanczos3
+from vla_policies.processing.observations import channels_last, decode_instructions, pad_ids, parse_tokenizer
 from vla_policies.processing.statistics import Normaliser, identity, normaliser
-from vla_policies.processing.text import pad_ids, parse_tokenizer
 from vla_policies.types import PolicyInputs
 
 BOS = 1

@@ -14,8 +14,8 @@ from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.hub import call
 from vla_policies.conventions import Conventions
 from vla_policies.pi0.config import NetworkShape, Preprocessing
-from vla_policies.processing.images import channels_last, resize_bilinear
-from vla_policies.processing.text import read_tokenizer
+from vla_policies.processing.images import resize_bilinear
+from vla_policies.processing.observations import channels_last, read_tokenizer
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.config import WORDS
 from vla_policies.vlm_flow.processor import Encode, FlowProcessor, TextTokenizer, words_encoder

@@ -16,7 +16,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue
 from vla_policies.devices import constant
 
 CROP_AREA = 0.9
@@ -34,13 +33,6 @@ class Taps:
     """Input row of each tap, int64 `[out, T]`."""
     weight: Tensor
     """Weight of each tap, float64 `[out, T]`; 0 where a tap lies outside the image."""
-
-
-def channels_last(image: Tensor, key: str) -> Tensor:
-    """Uint8 `[B, H, W, 3]` from that or `[B, 3, H, W]`; anything else raises `BadValue` naming `key`."""
-    if image.dtype != torch.uint8 or image.ndim != 4 or 3 not in (image.shape[1], image.shape[3]):
-        raise BadValue(f"'{key}' must be uint8 [B, H, W, 3] or [B, 3, H, W], got {image.dtype} {tuple(image.shape)}")
-    return image if image.shape[3] == 3 else image.permute(0, 2, 3, 1)
 
 
 def resize_bicubic(image_BHWC: Tensor, height: int, width: int) -> Tensor:

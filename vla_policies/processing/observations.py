@@ -1,25 +1,42 @@
-"""A caller's observations -> batched tensors: one or many, text or bytes."""
+"""A caller's observations -> batched tensors, and their words -> token ids: by tokenizers that others wrote, or hashed,
+which needs no vocabulary.
+
+A hashed word's id has 20 bits and each half is a row of a table of 1024, so two words are confused only when all 20
+bits agree (one pair in a million) although the tables stay small. Ids are the same in every process and version.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_gym.errors import BadValue, shown, unknown_name
-from vla_gym.observation import decode_instruction, encode_instruction
+from vla_gym.errors import BadValue, shortened, shown, unknown_name
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
+from vla_gym.reading import read_text
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
 
 HOST_KEYS = ("instruction", "state")
 """Parts that are read on the CPU: words become tokens there, and a state may become words."""
+MOST_BYTES = 64 * 2**20
+"""Largest tokenizer file that is read; PaliGemma's, with 257,152 pieces, has 17 MB."""
+HALF_BITS = 10
+"""Bits of each half of an id."""
+MAX_TOKENS = MAX_INSTRUCTION_BYTES // 2
+"""L. No instruction that fits an observation has more words."""
+
+_WORD = re.compile(r"\w+")
 
 
-def batch_observation(obs: Any, conventions: Conventions) -> tuple[dict[str, Tensor], bool]:
+def batch_observation(obs: object, conventions: Conventions) -> tuple[dict[str, Tensor], bool]:
     """The policy's inputs as tensors `[B, ...]`, images where they were, and whether `obs` is a batch.
 
     `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
@@ -69,6 +86,13 @@ def observation_keys(batch: Mapping[str, Tensor]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
+def channels_last(image: Tensor, key: str) -> Tensor:
+    """Uint8 `[B, H, W, 3]` from that or `[B, 3, H, W]`; anything else raises `BadValue` naming `key`."""
+    if image.dtype != torch.uint8 or image.ndim != 4 or 3 not in (image.shape[1], image.shape[3]):
+        raise BadValue(f"'{key}' must be uint8 [B, H, W, 3] or [B, 3, H, W], got {image.dtype} {tuple(image.shape)}")
+    return image if image.shape[3] == 3 else image.permute(0, 2, 3, 1)
+
+
 def decode_instructions(bytes_BL: Tensor) -> list[str]:
     """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
     try:
@@ -77,13 +101,52 @@ def decode_instructions(bytes_BL: Tensor) -> list[str]:
         raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
 
 
-def _instruction_bytes(value: Any) -> Any:
-    if isinstance(value, str):
-        return encode_instruction(value)
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer in a file; raises `BadValue` where there is none."""
+    return parse_tokenizer(read_text(path, most=MOST_BYTES), path)
+
+
+def parse_tokenizer(text: str, where: object) -> Tokenizer:
+    """Return the tokenizer that `text` describes; raises `BadValue` for anything else, naming `where` it comes from."""
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:
+        # The library raises bare Exception for every fault of the file, and panics, which are no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BadValue(f"'{where}' cannot be read as a tokenizer: {shortened(str(error), 200)}") from error
+
+
+def pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Ragged token ids to int64 `[B, length]`, right padded with `pad`, and the bool mask of real ones."""
+    ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
+    mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        ids_BL[index, : len(row)] = torch.tensor(row)
+        mask_BL[index, : len(row)] = True
+    return ids_BL, mask_BL
+
+
+def word_id(word: str) -> int:
+    """20-bit id of a lower-case word: the first bits of its BLAKE2b digest."""
+    digest = hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - 2 * HALF_BITS)
+
+
+@lru_cache(maxsize=4096)
+def tokenize(text: str) -> tuple[int, ...]:
+    """Ids of the words of `text`, case folded, punctuation dropped. Raises `BadValue` when there is none."""
+    words = _WORD.findall(text.casefold())
+    if not words:
+        raise BadValue(f"the instruction {shown(text)} holds no word")
+    return tuple(word_id(word) for word in words)
+
+
+def _instruction_bytes(value: object) -> object:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         value = value.tolist()
-        if isinstance(value, str):
-            return encode_instruction(value)
+    if isinstance(value, str):
+        return encode_instruction(value)
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return np.stack([encode_instruction(item) for item in value])
     return value

@@ -11,8 +11,7 @@ from torch.nn import functional
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_policies.conventions import Conventions
-from vla_policies.processing.images import channels_last
-from vla_policies.processing.text import read_tokenizer
+from vla_policies.processing.observations import channels_last, read_tokenizer
 from vla_policies.smolvla.config import NetworkShape, Preprocessing
 from vla_policies.vlm_flow.processor import FlowProcessor, TextTokenizer
 

@@ -14,9 +14,8 @@ from torch.nn import functional
 from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
-from vla_policies.processing.observations import decode_instructions
+from vla_policies.processing.observations import decode_instructions, pad_ids, tokenize
 from vla_policies.processing.statistics import USED
-from vla_policies.processing.text import pad_ids, tokenize
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.config import FlowPreprocessing, FlowShape, Part
 

@@ -25,12 +25,9 @@ _SHOWN_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Facts on the card."""
-
     repo: str
     """`org/name`."""
     config: RunConfig
-    """The run."""
     step: int | None
     """Simulator steps the shared weights were trained for."""
     base: str | None
@@ -38,11 +35,9 @@ class CardFacts:
     adapter: bool
     """Whether it is a LoRA adapter alone."""
     family: str
-    """Policy family."""
     evaluation: Mapping[str, Any] | None
     """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
     protocol: Mapping[str, Any]
-    """The run's protocol.json."""
     saved_step: int | None
     """Simulator steps of the checkpoint in the repository, from which training goes on; None without one."""
 
@@ -106,7 +101,6 @@ def inline(value: object) -> str:
 
 
 def _code(value: object) -> str:
-    """Return `value` as code in a line of Markdown."""
     return f"`{re.sub('[`|]', ' ', _line(value))}`"
 
 

@@ -218,7 +218,6 @@ def _send(run: RunFolder, repo: str, files: Mapping[str, Path], *, public: bool)
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
-    """Make every adapter among the files name `base`."""
     for number, name in enumerate([name for name in files if name.endswith(ADAPTER_CONFIG_FILE)]):
         values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
         files[name] = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"

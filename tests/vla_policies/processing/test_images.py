@@ -9,14 +9,8 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.openvla.jpeg import jpeg_round_trip
-from vla_policies.processing.images import (
-    channels_last,
-    crop_center,
-    lanczos3,
-    pad_to_square,
-    resize_bicubic,
-    resize_lanczos3,
-)
+from vla_policies.processing.images import crop_center, lanczos3, pad_to_square, resize_bicubic, resize_lanczos3
+from vla_policies.processing.observations import channels_last
 
 
 @pytest.fixture(scope="session")

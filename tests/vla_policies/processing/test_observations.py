@@ -8,8 +8,7 @@ import torch
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import Conventions
-from vla_policies.processing.observations import batch_observation, decode_instructions, observation_keys
-from vla_policies.processing.text import pad_ids
+from vla_policies.processing.observations import batch_observation, decode_instructions, observation_keys, pad_ids
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers.models import WordLevel
 
 from vla_gym.errors import BadValue
-from vla_policies.processing.text import MOST_BYTES, read_tokenizer, tokenize, word_id
+from vla_policies.processing.observations import MOST_BYTES, read_tokenizer, tokenize, word_id
 
 GOLDEN = (891931, 388522, 56977, 18851)
 """Ids of "reach the red block"; a change of these numbers makes every trained nano deaf."""
@@ -61,7 +61,7 @@ def test_what_would_fill_the_memory_or_never_end_is_not_opened(tmp_path: Path) -
 
 @pytest.mark.processes
 def test_another_process_with_another_hash_seed_agrees() -> None:
-    code = "from vla_policies.processing.text import tokenize; print(tokenize('reach the red block'))"
+    code = "from vla_policies.processing.observations import tokenize; print(tokenize('reach the red block'))"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],

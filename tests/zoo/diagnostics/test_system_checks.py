@@ -51,12 +51,6 @@ def test_assets_are_looked_for_where_they_are_drawn() -> None:
     assert looked("ManiSkill-Plate25")
 
 
-def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_checks, "OLDEST_PYTHON", (99, 1))
-    with pytest.raises(MissingDependency, match=r"too old: install Python 99\.1"):
-        system_checks.python_version()
-
-
 def test_an_image_of_one_colour_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system_checks.first_image("Toy-Reach").startswith("first image after ")
     black = {"image": np.full((1, 4, 4, 3), 7, dtype=np.uint8)}
