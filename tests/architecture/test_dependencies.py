@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import tomllib
 from importlib.metadata import packages_distributions, requires
@@ -39,9 +40,13 @@ def third_party(*when: When) -> set[str]:
     return names - set(PACKAGES) - sys.stdlib_module_names
 
 
+distributions = functools.cache(packages_distributions)
+"""Reads the files of every installed distribution."""
+
+
 def providers(module: str) -> set[str]:
     """Return the distributions that bring a module, in pip's spelling."""
-    return {str(canonicalize_name(name)) for name in packages_distributions().get(module, [])}
+    return {str(canonicalize_name(name)) for name in distributions().get(module, [])}
 
 
 def undeclared(*when: When) -> set[str]:

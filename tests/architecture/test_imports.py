@@ -134,9 +134,5 @@ def test_what_most_runs_do_without_is_not_loaded() -> None:
     assert loaded_by(f"import {modules}", "peft", "bitsandbytes", "torch.distributed.fsdp") == set()
 
 
-def test_the_guard_of_heavy_imports_can_fail() -> None:
-    assert loaded_by("import vla_policies.policy", *HEAVY) >= {"torch"}
-
-
-def test_using_a_policy_loads_no_simulator() -> None:
+def test_using_a_policy_loads_torch_and_no_simulator() -> None:
     assert loaded_by("from vla_policies import VLAPolicy; from zoo import PPO, GRPO", *SIMULATORS, "torch") == {"torch"}

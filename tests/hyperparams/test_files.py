@@ -57,8 +57,8 @@ def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
     assert "nothing was started or written" in dry_run_text(RunPlan.resolve(config), None)
 
 
-@EVERY_ENTRY
-def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(file: Path, key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "key"), [(file, "default/nano") for file in FILES])
+def test_a_setting_that_the_algorithm_does_not_have_is_refused(file: Path, key: str, tmp_path: Path) -> None:
     entry = yaml.safe_load(file.read_text())[key]
     with pytest.raises(UnknownName, match="learning_rat"):
         run_of(file, key, tmp_path, {**entry, "learning_rat": 1.0e-3})
@@ -67,7 +67,14 @@ def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(file: Path
         run_of(file, key, tmp_path, {**entry, other[0]: other[1]})
 
 
-@EVERY_ENTRY
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        pytest.param(file, key, marks=[] if key.startswith("default/") else pytest.mark.thorough)
+        for file, key in ENTRIES
+    ],
+    ids=lambda value: getattr(value, "stem", value),
+)
 def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -> None:
     """With a small random network of the family, on an environment without a simulator."""
     tiny = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
@@ -88,31 +95,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, FloatSchedule):
         value = value(1.0)
     return list(value) if isinstance(value, tuple) else value
-
-
-PUBLISHED = {
-    "ppo": {
-        "openvla": ("ManiSkill-Plate25",),
-        "openvla-oft": ("ManiSkill-Plate25", "LIBERO-Long", "LIBERO-10"),
-        "pi0": ("ManiSkill-Plate25", "LIBERO-Long", "MetaWorld-MT50", "MetaWorld-ML45"),
-        "pi05": ("ManiSkill-Plate25", "LIBERO-Long", "LIBERO-Goal", "LIBERO-Object", "MetaWorld-MT50"),
-    },
-    "grpo": {
-        "openvla": ("ManiSkill-Plate25",),
-        "openvla-oft": (
-            *("ManiSkill-Plate25", "MetaWorld-MT50", "LIBERO-90", "LIBERO-130"),
-            *("LIBERO-Spatial", "LIBERO-Object", "LIBERO-Goal", "LIBERO-Long", "LIBERO-10"),
-        ),
-    },
-}
-
-
-@pytest.mark.parametrize("algo", PUBLISHED)
-def test_published_recipes_have_entries_of_their_own(algo: str) -> None:
-    for policy, suites in PUBLISHED[algo].items():
-        for suite in suites:
-            flags = ["--algo", algo, "--env", suite, "--policy", policy]
-            assert resolve_new_run(parser().parse(flags)).entry == f"{suite}/{policy}"
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -142,6 +124,7 @@ def test_no_recipe_differences_the_reward_of_plate25_again(algo: str, policy: st
 def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps: int) -> None:
     config = resolve_new_run(parser().parse(["--algo", algo, "--env", env, "--policy", policy]))
     kwargs = config.algo_kwargs
+    assert config.entry == f"{env}/{policy}"
     rounds = kwargs.get("rollouts_per_update") or kwargs.get("rounds_per_update")
     if rounds is None:
         per_env = kwargs["n_steps"]

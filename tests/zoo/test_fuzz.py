@@ -84,17 +84,8 @@ YAML_TEXT = st.one_of(
                 ".nan",
                 ".inf",
             ),
-            *(
-                "&a [*a]",
-                "*x",
-                "{5: a}",
-                "{a: 1, a: 2}",
-                "[" * 3000,
-                "9" * 5000,
-                "1e400",
-                "-0",
-                "!!python/name:os.system",
-            ),
+            *("&a [*a]", "*x", "{5: a}", "{a: 1, a: 2}", "[" * 3000, "9" * 5000, "1e400", "-0"),
+            "!!python/name:os.system",
             *("{schedule: linear}", "{schedule: [x]}", "{schedule: linear, start: x}", "{backbone_kwargs: {size: 3}}"),
             *("{optimizer_kwargs: {betas: [1]}}", "{lora: {rank: -1}}", "~", "'", '"', "\t", "a: b: c", "1_000", "1e3"),
         ]
@@ -110,7 +101,7 @@ YAML_TEXT = st.one_of(
 )
 
 
-@cases(100)
+@cases(50)
 @given(data=st.data())
 def test_settings_of_any_value(data: st.DataObject) -> None:
     algo = data.draw(st.sampled_from(["ppo", "grpo"]))
@@ -119,7 +110,7 @@ def test_settings_of_any_value(data: st.DataObject) -> None:
     check(["train", *TRAIN, "--algo", algo, "-params", pair], 0, 2)
 
 
-@cases(100)
+@cases(50)
 @given(data=st.data())
 def test_a_file_of_recipes_of_any_content(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(["Toy-Reach/nano", "default/nano", "5", "x"]))

@@ -75,7 +75,7 @@ def _start(*args: object, **options: object) -> None:
     raise BadValue("started")
 
 
-@cases(50)
+@cases(30)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_run_folder(draw: random.Random) -> None:
     one_run_folder(draw)
@@ -87,7 +87,7 @@ def one_run_folder(draw: random.Random) -> None:
         check(draw.choice(COMMANDS_OF_RUNS), 0, 2)
 
 
-@cases(12)
+@cases(8)
 @given(draw=st.randoms(use_true_random=True))
 def test_records(draw: random.Random) -> None:
     one_record(draw)
@@ -112,7 +112,7 @@ def model() -> Iterator[PPO]:
     envs.close()
 
 
-@cases(30)
+@cases(25)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_checkpoint(model: PPO, draw: random.Random) -> None:
     one_checkpoint(model, draw)
@@ -181,7 +181,7 @@ def one_policy(draw: random.Random) -> None:
             VLAPolicy.from_pretrained(best)
 
 
-@cases(20)
+@cases(10)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_dataset(draw: random.Random) -> None:
     one_dataset(draw)
