@@ -15,7 +15,7 @@ from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.hyperparams import acting_recipe, read_entries
 from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.statistics import binomial_exact, mean_of_rates, overall_rate, rates_by_suite
+from zoo.evaluation.statistics import Rate, binomial_exact, mean_of_rates, overall_rate, rates_by_suite
 from zoo.files import packaged_folder
 
 FILE = "published.yml"
@@ -199,10 +199,23 @@ def protocol_lines(
 
 def comparison_lines(row: PublishedRow, measured: Measured) -> list[str]:
     """Return a line for each printed figure: it, ours with k/n, and the exact binomial test against it."""
-    width = max(len(figure.label) for figure in row.figures)
-    ours: dict[str, float] = {}
+    width, ours = max(len(figure.label) for figure in row.figures), _ours(row, measured)
     lines = [f"published    ours       k/n    {'':<{width}}  {row.name}"]
-    lines += [_line(figure, row, width, measured, ours) for figure in row.figures]
+    for figure in row.figures:
+        head, label = f"{figure.percent:>8.2f}%", f"{figure.label:<{width}}"
+        if figure.average is not None:
+            mean = _average(figure, row, measured, {name: 100 * rate.mean for name, (rate, _) in ours.items()})
+            shown = "  not computed" if mean is None else f"{mean:>9.2f}%          "
+            lines.append(f"{head}  {shown}  {label}  ({_RULES[figure.average]})")
+        elif figure.label not in ours:
+            lines.append(f"{head}  {'not played':>20}  {label}")
+        else:
+            rate, p = ours[figure.label]
+            played = sum(env in measured for env in figure.of)
+            part = f", {played} of its {len(figure.of)} environments" if played < len(figure.of) else ""
+            counts = f"{rate.successes}/{rate.episodes}"
+            test = f"p = {p:.2g} (exact binomial, two-sided){part}"
+            lines.append(f"{head}  {100 * rate.mean:>8.2f}%  {counts:>9}  {label}  {test}")
     if row.protocol.rounds > 1:
         lines.append(
             f"p counts the {row.protocol.rounds} rounds of a start state as independent, which they are not quite"
@@ -210,23 +223,21 @@ def comparison_lines(row: PublishedRow, measured: Measured) -> list[str]:
     return lines
 
 
-def _line(figure: Figure, row: PublishedRow, width: int, measured: Measured, ours: dict[str, float]) -> str:
-    head = f"{figure.percent:>8.2f}%"
-    if figure.average is not None:
-        mean = _average(figure, row, measured, ours)
-        shown = "  not computed" if mean is None else f"{mean:>9.2f}%          "
-        return f"{head}  {shown}  {figure.label:<{width}}  ({_RULES[figure.average]})"
-    episodes = _episodes(figure, measured)
-    if not episodes:
-        return f"{head}  {'not played':>20}  {figure.label:<{width}}"
-    rate = overall_rate(episodes)
-    ours[figure.label] = 100 * rate.mean
-    p = binomial_exact(rate.successes, rate.episodes, figure.percent / 100)
-    counts = f"{rate.successes}/{rate.episodes}"
-    test = f"p = {p:.2g} (exact binomial, two-sided)"
-    if absent := [env for env in figure.of if env not in measured]:
-        test = f"{test}, {len(figure.of) - len(absent)} of its {len(figure.of)} environments"
-    return f"{head}  {100 * rate.mean:>8.2f}%  {counts:>9}  {figure.label:<{width}}  {test}"
+def _ours(row: PublishedRow, measured: Measured) -> dict[str, tuple[Rate, float]]:
+    """Return label -> our rate and the p of the printed one, of the figures that were played and are no averages."""
+    found = {}
+    for figure in (figure for figure in row.figures if figure.average is None):
+        played = [measured[env] for env in figure.of if env in measured]
+        counted = [
+            one
+            for episodes, tasks in played
+            for one in episodes
+            if not figure.suites or tasks[one.task_id].suite in figure.suites
+        ]
+        if counted:
+            rate = overall_rate(counted)
+            found[figure.label] = rate, binomial_exact(rate.successes, rate.episodes, figure.percent / 100)
+    return found
 
 
 def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mapping[str, float]) -> float | None:
@@ -245,23 +256,11 @@ def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mappin
     return None
 
 
-def _episodes(figure: Figure, measured: Measured) -> list[EpisodeRecord]:
-    found: list[EpisodeRecord] = []
-    for env in figure.of:
-        episodes, tasks = measured.get(env, ((), ()))
-        found += [one for one in episodes if not figure.suites or tasks[one.task_id].suite in figure.suites]
-    return found
-
-
 def comparison_record(row: PublishedRow, measured: Measured) -> Settings:
     """Return the figures beside ours as JSON values."""
-    figures = []
-    for figure in row.figures:
-        episodes = [] if figure.average else _episodes(figure, measured)
-        entry: Settings = {"label": figure.label, "published": figure.percent}
-        if episodes:
-            rate = overall_rate(episodes)
-            entry |= {"successes": rate.successes, "episodes": rate.episodes, "percent": 100 * rate.mean}
-            entry["p"] = binomial_exact(rate.successes, rate.episodes, figure.percent / 100)
-        figures.append(entry)
+    figures: list[Settings] = [{"label": figure.label, "published": figure.percent} for figure in row.figures]
+    for entry in figures:
+        if found := _ours(row, measured).get(entry["label"]):
+            rate, p = found
+            entry |= {"successes": rate.successes, "episodes": rate.episodes, "percent": 100 * rate.mean, "p": p}
     return {"name": row.name, "source": row.source, "figures": figures}
