@@ -25,12 +25,12 @@ def chosen_run(args: argparse.Namespace) -> str | None:
     """
     import_named_packages(args)
     chooses = next((name for name in _OF_RUNS if getattr(args, name)), None)
-    if args.policy is not None and args.run is None:
-        if chooses is not None:
-            raise BadValue(f"{flag_of(chooses)} chooses a run; leave it or --policy {args.policy} out")
+    by_name = args.policy is not None and args.run is None
+    if chooses is not None and (by_name or (args.run is not None and chooses in ("algo", "exp_id"))):
+        other = f"--policy {args.policy}" if by_name else f"-i {args.run}"
+        raise BadValue(f"{flag_of(chooses)} chooses among the runs under -f; leave it or {other} out")
+    if by_name:
         return None
-    if args.run is not None and chooses in ("algo", "exp_id"):
-        raise BadValue(f"{flag_of(chooses)} chooses among the runs under -f; leave it or -i {args.run} out")
     run = args.run if args.run is not None else _found_run(args)
     if not (args.load_best or args.load_checkpoint or args.load_last_checkpoint):
         return str(run)
@@ -85,13 +85,10 @@ def _checkpoint(run: RunFolder, args: argparse.Namespace) -> Path:
             raise BadValue(f"run '{run.path}' has no policy in best/; try --load-last-checkpoint")
         return run.best
     steps = run.saved_steps()
-    if not steps:
-        raise BadValue(f"run '{run.path}' has no checkpoints/step_<n>/; leave --load-... out for its best policy")
-    step = args.load_checkpoint or steps[-1]
+    step = args.load_checkpoint or (steps[-1] if steps else None)
     if step not in steps:
-        near = min(steps, key=lambda saved: abs(saved - step))
         raise BadValue(
-            f"run '{run.path}' has no checkpoint at {step} steps, but at {', '.join(map(str, steps))}. "
-            f"Nearest: --load-checkpoint {near}"
+            f"run '{run.path}' has no checkpoint{f' at {step} steps' if step else ''}, but at "
+            f"{', '.join(map(str, steps)) or 'none'}; without --load-... its best policy acts"
         )
     return run.checkpoint(step)

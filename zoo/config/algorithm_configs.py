@@ -111,10 +111,11 @@ class OnPolicyConfig:
 
     def __post_init__(self) -> None:
         """Raise `BadValue` for settings that contradict each other; their types and ranges are checked before."""
-        if self.bc_coef and not self.bc_dataset:
-            raise BadValue(f"bc_coef={self.bc_coef:g} needs bc_dataset, a folder of demonstrations of zoo.collect")
-        if self.bc_dataset and not self.bc_coef:
-            raise BadValue(f"bc_dataset={self.bc_dataset!r} needs bc_coef above 0, e.g. bc_coef:0.1")
+        if bool(self.bc_coef) != bool(self.bc_dataset):
+            raise BadValue(
+                "bc_dataset, a folder of demonstrations, needs bc_coef above 0, e.g. bc_coef:0.1, and that needs a "
+                f"bc_dataset; got bc_dataset={self.bc_dataset!r} and bc_coef={self.bc_coef:g}"
+            )
         if self.bc_dataset and not isinstance(self.bc_dataset, str):
             check_once(self.bc_dataset, "bc_dataset")
 

@@ -41,9 +41,6 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     for key in wanted:
         if key in entries:
             return _entry(algo, key, entries[key], where)
-    for key in wanted:
-        if (name := key.removesuffix(f"/{policy}")) in entries:
-            raise BadValue(f"entry '{name}' of {where} does not say for which policy; rename it to '{key}'")
     raise unknown_name(
         f"entry for {env_id} with {policy} in {where}, tried {', '.join(wanted)}; entry", wanted[0], entries
     )

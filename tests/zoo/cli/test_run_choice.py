@@ -63,10 +63,10 @@ def test_a_run_is_found_and_its_policy_chosen(logs: Path, flags: str, run: str |
         ("--env Toy-Reach --exp-id 1", "is logs/grpo/Toy-Reach_1 and logs/ppo/Toy-Reach_1; say --algo"),
         ("--env Toy-Reach --algo ppo --exp-id 7", "there: logs/ppo/Toy-Reach_1, logs/ppo/Toy-Reach_2"),
         ("-i logs/ppo/Toy-Reach_1 --algo ppo", "--algo chooses among the runs under -f; leave it or -i"),
-        ("--policy nano --load-best", "--load-best chooses a run; leave it or --policy nano out"),
+        ("--policy nano --load-best", "--load-best chooses among the runs under -f; leave it or --policy nano out"),
         ("-i me/run --load-best", "got the Hub id 'me/run'; fetch it: zoo.load_from_hub me/run"),
-        ("-i logs/ppo/Toy-Reach_1 --load-checkpoint 100", "at 64, 128. Nearest: --load-checkpoint 128"),
-        ("-i logs/ppo/Toy-Reach_2 --load-last-checkpoint", "has no checkpoints/step_<n>/"),
+        ("-i logs/ppo/Toy-Reach_1 --load-checkpoint 100", "no checkpoint at 100 steps, but at 64, 128"),
+        ("-i logs/ppo/Toy-Reach_2 --load-last-checkpoint", "has no checkpoint, but at none"),
     ],
 )
 def test_what_is_not_there_is_named(logs: Path, flags: str, says: str) -> None:
