@@ -173,8 +173,7 @@ def test_shards_are_float32_masters_gradients_and_moments():
     assert line.size == -(-count * 16 // 4)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-@pytest.mark.parametrize("lora", [{}, LORA])
+@pytest.mark.parametrize(("algo", "lora"), [("ppo", {}), ("grpo", LORA)])
 def test_a_reference_that_is_copied_takes_what_trains_once_more(algo: str, lora: dict[str, object]):
     def sizes(**settings: object) -> dict[str, int]:
         own = {"ppo": {"n_steps": 4}, "grpo": {}}[algo]
@@ -199,7 +198,11 @@ def test_passes_honour_recomputing():
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("openvla-oft", {}), ("pi0", {}), ("smolvla", {"train_expert_only": True})],
+    [
+        ("openvla-oft", {}),
+        pytest.param("pi0", {}, marks=pytest.mark.thorough),
+        pytest.param("smolvla", {"train_expert_only": True}, marks=pytest.mark.thorough),
+    ],
 )
 def test_kept_features_are_counted_at_their_most(family: str, options: dict[str, object]):
     def kept(**more: object) -> int | None:
