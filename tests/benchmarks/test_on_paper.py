@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.on_paper import DECISION_BYTES, LORA_BYTES, LORA_PARAMETERS, Recipe, needs, table
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.batch_plan import benchmark_of
 from zoo.config.memory_plan import rollout_needs
 from zoo.train import parser
 from zoo.training.run_plan import RunPlan
@@ -34,5 +33,5 @@ def test_the_report_shows_this_table():
 
 def test_a_decisions_bytes_are_those_of_the_plan():
     config = resolve_new_run(parser().parse(["--env", "LIBERO-130", "--policy", "openvla-oft"]))
-    (buffer,) = rollout_needs(RunPlan.resolve(config, 1).batch, config, benchmark_of(config))
+    (buffer,) = rollout_needs(RunPlan.resolve(config, 1).batch, config, config.benchmark)
     assert f"{DECISION_BYTES:,} B" in buffer.what

@@ -20,12 +20,10 @@ from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import check_acting, check_trainable, find_policy, over_recipe, policy_lengths
 from zoo.cli.arguments import flag_of, key_values
 from zoo.config.algorithm_configs import check_algorithm
-from zoo.config.batch_plan import evaluated_benchmark
 from zoo.config.evaluation import EVAL_OPTIONS, check_same_robot, evaluation_protocol
 from zoo.config.hyperparams import deep_merge, load_hyperparams
 from zoo.config.run_config import (
     RunConfig,
-    benchmark_options,
     build_config,
     check_settings,
     without_counts,
@@ -229,9 +227,9 @@ def with_start_states(config: RunConfig, *, asked: bool) -> RunConfig:
     The benchmark's description is built with the run's options, so a typo in one of them raises here. More episodes
     than start states raise `BadValue` where the user `asked` for them; a recipe's number may be for more tasks.
     """
-    benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
+    benchmark = config.benchmark
     with_instructions(benchmark, config.env_options.get("instructions", {}))
-    evaluated = evaluated_benchmark(config)
+    evaluated = config.evaluated_benchmark
     check_same_robot(evaluated, benchmark)
     grid = sum(evaluated.tasks[task_id].num_trials for task_id in tasks_of(config.eval_tasks, evaluated.tasks))
     if asked and config.eval_episodes > grid:

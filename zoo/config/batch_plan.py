@@ -6,12 +6,8 @@ import math
 from dataclasses import dataclass
 
 from vla_gym.errors import BadValue
-from vla_gym.observation import ObservationLayout
-from vla_gym.registry import find_benchmark
-from vla_gym.specs import Benchmark
-from vla_gym.vector.protocol import with_instructions
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
-from zoo.config.run_config import RunConfig, benchmark_options
+from zoo.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +85,7 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
 
     Raises `BadValue` with the nearest numbers that fit.
     """
-    benchmark = benchmark_of(config)
+    benchmark = config.benchmark
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algorithm
     if settings.bc_coef:
@@ -155,26 +151,3 @@ def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_worke
     if asked != "auto":
         return int(asked)
     return 2 if accelerator and num_workers > 0 and num_envs % (2 * group_size) == 0 else 1
-
-
-def benchmark_of(config: RunConfig) -> Benchmark:
-    """Return the environment's description, with the run's options."""
-    return find_benchmark(config.env, **benchmark_options(config.env_options))
-
-
-def evaluated_benchmark(config: RunConfig) -> Benchmark:
-    """Return the description of the environment of evaluations, with their options and instructions."""
-    options = config.eval_env_options
-    return with_instructions(
-        find_benchmark(config.eval_env, **benchmark_options(options)), options.get("instructions", {})
-    )
-
-
-def observation_layout(config: RunConfig, benchmark: Benchmark) -> ObservationLayout:
-    """Return the shape of one observation of the run."""
-    options = config.env_options
-    return ObservationLayout(
-        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
-        image_size=options.get("image_size") or benchmark.default_image_size,
-        state_dim=benchmark.state_dim if options.get("state", True) else 0,
-    )

@@ -20,7 +20,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, adapter_folder, resolve_policy
-from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark, observation_layout
+from zoo.config.batch_plan import BatchPlan
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import Options, Settings
@@ -92,7 +92,7 @@ def needs(
 ) -> list[Need]:
     """Return all that one rank needs, by default one that has every role and shares with none; see `policy_footprint`
     for `policy`."""
-    rank, benchmark = rank or Rank(), benchmark_of(config)
+    rank, benchmark = rank or Rank(), config.benchmark
     lines = policy_needs(plan, config, rank, policy)
     if rank.roles & {"rollout", "actor"}:
         lines += rollout_needs(plan, config, benchmark)
@@ -120,7 +120,7 @@ def need_lines(lines: Sequence[Need]) -> list[str]:
 
 def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
     """Return the rollout buffer of one rank."""
-    arrays = observation_layout(config, benchmark).arrays().values()
+    arrays = config.observation_layout.arrays().values()
     observation = MAX_INSTRUCTION_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
     decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * plan.chunk * benchmark.action_dim + PER_DECISION_BYTES
     size = plan.decisions_per_env * plan.buffer_width * decision
@@ -152,7 +152,7 @@ def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> li
     num_ranks = max(1, config.num_envs // plan.envs_per_rank)
     num_envs = min(plan.envs_per_rank, -(-config.eval_episodes * config.evaluation.rounds // num_ranks))
     what = "simulators of evaluations"
-    return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, what) if num_envs else []
+    return simulator_needs(config.evaluated_benchmark, num_envs, num_workers, what) if num_envs else []
 
 
 def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Footprint | None:
@@ -176,8 +176,8 @@ def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Foot
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
-    benchmark = benchmark_of(config)
-    layout = observation_layout(config, benchmark)
+    benchmark = config.benchmark
+    layout = config.observation_layout
     conventions = Conventions(
         cameras=layout.cameras,
         image_size=layout.image_size,

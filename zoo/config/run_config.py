@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
 from vla_gym.errors import BadValue, check_known
-from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
-from vla_gym.specs import RewardKind
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
+from vla_gym.registry import find_benchmark
+from vla_gym.specs import Benchmark, RewardKind
+from vla_gym.vector.protocol import with_instructions
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import (
     ALGORITHMS,
@@ -245,6 +247,28 @@ class RunConfig:
         kept = carried_options(self.eval_env, self.env_options) if other else self.env_options
         split = {"split": self.eval_options["eval_split"]} if "eval_split" in self.eval_options else {}
         return {**kept, **split, **self.eval_options.get("eval_env_kwargs", {})}
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The environment's description, with the run's options."""
+        return find_benchmark(self.env, **benchmark_options(self.env_options))
+
+    @property
+    def evaluated_benchmark(self) -> Benchmark:
+        """The description of the environment of evaluations, with their options and instructions."""
+        options = self.eval_env_options
+        benchmark = find_benchmark(self.eval_env, **benchmark_options(options))
+        return with_instructions(benchmark, options.get("instructions", {}))
+
+    @property
+    def observation_layout(self) -> ObservationLayout:
+        """The shape of one observation."""
+        benchmark, options = self.benchmark, self.env_options
+        return ObservationLayout(
+            cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
+            image_size=options.get("image_size") or benchmark.default_image_size,
+            state_dim=benchmark.state_dim if options.get("state", True) else 0,
+        )
 
     @property
     def chunk(self) -> int:

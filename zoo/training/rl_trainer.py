@@ -12,7 +12,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.batch_plan import benchmark_of
 from zoo.distributed.process_group import check_same_weights
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
@@ -160,7 +159,7 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
     cleanup.enter_context(run_log(writes=process_group.rank == plan.placement.actor[0]))
     log_plan(plan, job.resume)
     if plan.placement.everywhere:
-        config, benchmark = plan.config, benchmark_of(plan.config)
+        config, benchmark = plan.config, plan.config.benchmark
         where = f"{plan.num_workers} processes" if plan.num_workers else "this process"
         wait = _FIRST_TIME.get(benchmark.extra or "", "")
         _logger.info(f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}")

@@ -16,7 +16,7 @@ from vla_gym.system.extras import check_installed
 from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, resolve_policy
-from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
+from zoo.config.batch_plan import BatchPlan, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, check_quantization, need_lines, needs, policy_footprint
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
@@ -137,7 +137,7 @@ def check_startable(plan: RunPlan) -> None:
     """Raise for what this process of the run would refuse before its simulators start, or for want of them."""
     config, rank = plan.config, int(os.environ.get("RANK", "0"))
     if rank in plan.placement.env or (config.eval_episodes and rank in plan.placement.actor):
-        check_installed(benchmark_of(config))
+        check_installed(config.benchmark)
 
     from zoo.distributed.process_group import check_device
 
@@ -151,7 +151,7 @@ def check_startable(plan: RunPlan) -> None:
 
 
 def _num_workers(config: RunConfig, num_envs: int) -> int:
-    benchmark = benchmark_of(config)
+    benchmark = config.benchmark
     if benchmark.batched:
         return 0
     asked = config.env_options.get("num_workers")
@@ -205,7 +205,7 @@ def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = F
 def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[str]:
     """Return decisions, steps and updates of the run, one line each; "at most" where episodes may end early."""
     config, batch = plan.config, plan.batch
-    tasks = benchmark_of(config).tasks
+    tasks = config.benchmark.tasks
     trials = sum(task.num_trials for task in tasks)
     if config.algo == "grpo":
         episodes = batch.num_envs * batch.rounds
@@ -242,7 +242,7 @@ def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[s
 
 def hopeless_start(config: RunConfig) -> str | None:
     """Return the warning for fresh weights on a simulated robot that pays for success alone; None for other runs."""
-    benchmark = benchmark_of(config)
+    benchmark = config.benchmark
     if config.policy not in FAMILIES or benchmark.extra is None:
         return None  # Toy-Reach, and benchmarks from elsewhere, may well be solved by chance
     if not family_class(config.policy).wants_fresh(config.backbone_kwargs):

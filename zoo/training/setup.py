@@ -19,7 +19,6 @@ from vla_policies.resolver import PolicyRef
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import build_schedule
@@ -98,7 +97,7 @@ def make_model(
 
 def policy_arguments(config: RunConfig, policy: PolicyRef) -> dict[str, Any]:
     """Return keyword arguments of `VLAPolicy`; how the policy's folder is read, `policy` says instead of them."""
-    benchmark = benchmark_of(config)
+    benchmark = config.benchmark
     policy = policy.reading(suite=benchmark.suite, action_spec=benchmark.action_spec)
     return {**config.policy_kwargs, "backbone": policy}
 

@@ -20,7 +20,7 @@ from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
 from zoo.config.algorithm_configs import SFTConfig
-from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
+from zoo.config.batch_plan import check_dealing
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig, sft_config
@@ -66,7 +66,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
         folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
         for folder in settings.folders
     }
-    benchmark = benchmark_of(job.config)
+    benchmark = job.config.benchmark
     words = None
     if settings.paraphrases is not None:
         tasks = with_instructions(benchmark, job.config.env_options.get("instructions", {})).tasks
@@ -83,7 +83,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
         cleanup.enter_context(run_log(writes=process_group.is_first))
         for folder in groups:
             check_rate(folder, benchmark)
-        start_states = own_start_states(config, evaluated_benchmark(config).tasks, process_group)
+        start_states = own_start_states(config, config.evaluated_benchmark.tasks, process_group)
         envs = make_evaluation_envs(config, len(start_states) * config.evaluation.rounds, process_group)
         cleanup.callback(envs.close)
         with built_for(device):

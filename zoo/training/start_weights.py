@@ -12,7 +12,6 @@ from vla_policies.devices import built_for
 from vla_policies.loading import check_checkpoint
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
-from zoo.config.batch_plan import benchmark_of, observation_layout
 from zoo.config.run_config import RunConfig
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_device
@@ -65,8 +64,8 @@ def check_fit(config: RunConfig, policy: PolicyRef) -> str:
 
     Raises `BadValue` where it does not fit the run.
     """
-    benchmark = benchmark_of(config)
-    layout = observation_layout(config, benchmark)
+    benchmark = config.benchmark
+    layout = config.observation_layout
     wanted = Conventions(
         cameras=layout.cameras,
         image_size=layout.image_size,

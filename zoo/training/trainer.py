@@ -16,7 +16,6 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.batch_plan import evaluated_benchmark
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
 from zoo.files import quoted, write_text
@@ -70,7 +69,7 @@ class Trainer:
         self.keep_until = self.done if in_place else None
         self.events = self._folder_of(job.tensorboard_log, run.path)
         self.videos = self._folder_of(job.video_folder, run.videos)
-        self.evaluated = evaluated_benchmark(self.config)
+        self.evaluated = self.config.evaluated_benchmark
         """Where the policy is evaluated."""
         self.evaluator: Evaluator | None = None
         self._planned_steps = planned_steps

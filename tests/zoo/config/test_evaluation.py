@@ -10,7 +10,6 @@ from vla_gym.errors import BadValue, UnknownName
 from zoo import sft, train
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.batch_plan import evaluated_benchmark
 from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.sft import resolve_new_finetuning
@@ -38,7 +37,7 @@ def test_flags_say_where_and_how() -> None:
     assert (run.eval_env, run.eval_env_options["split"], run.env_options.get("split")) == ("Toy-Reach/1", "test", None)
     assert (run.evaluation.sample, run.evaluation.temperature, run.evaluation.top_k) == (True, 1.6, 50)
     assert run.evaluation.rounds == 2
-    assert [task.name for task in evaluated_benchmark(run).tasks] == ["reach_green"]
+    assert [task.name for task in run.evaluated_benchmark.tasks] == ["reach_green"]
     assert from_plain(to_plain(run), "config.yml") == run
     assert config("-params", "eval_split:test", "eval_rounds:3", "eval_stochastic:true").eval_options == {
         "eval_split": "test",
@@ -69,11 +68,11 @@ def test_fine_tuning_takes_them_too() -> None:
 def test_held_out_tasks_of_ml45() -> None:
     pytest.importorskip("metaworld")
     run = resolve_new_run(train.parser().parse(["--env", "MetaWorld-ML45", "--eval-env", "MetaWorld-ML45-test"]))
-    held_out = {task.name for task in evaluated_benchmark(run).tasks}
+    held_out = {task.name for task in run.evaluated_benchmark.tasks}
     assert len(held_out) == 5
     other = ["--eval-env-kwargs", "protocol:lerobot"]
     longer = resolve_new_run(train.parser().parse(["--env", "MetaWorld-ML45", *other]))
-    assert {task.horizon for task in evaluated_benchmark(longer).tasks} == {500}
+    assert {task.horizon for task in longer.evaluated_benchmark.tasks} == {500}
 
 
 @pytest.mark.parametrize("suite", ["Spatial", "Goal"])
@@ -82,11 +81,11 @@ def test_a_changed_suite_takes_what_options_it_knows(suite: str) -> None:
     changed = f"LIBERO-{suite}-PRO-swap"
     run = resolve_new_run(train.parser().parse(["--env", f"LIBERO-{suite}", "--eval-env", changed]))
     assert run.env_options["sampled_starts"] == 100
-    assert {task.num_trials for task in evaluated_benchmark(run).tasks} == {50}
-    assert evaluated_benchmark(run).render_quality == "fast"
+    assert {task.num_trials for task in run.evaluated_benchmark.tasks} == {50}
+    assert run.evaluated_benchmark.render_quality == "fast"
     asked = ["--env", f"LIBERO-{suite}", "--eval-env", changed, "--eval-env-kwargs", "sampled_starts:5"]
     with pytest.raises(UnknownName, match=f"no option of {changed} 'sampled_starts'"):
-        evaluated_benchmark(resolve_new_run(train.parser().parse(asked)))
+        _ = resolve_new_run(train.parser().parse(asked)).evaluated_benchmark
     assert "sampled_starts" not in resolve_new_run(train.parser().parse(["--env", changed])).env_options
 
 

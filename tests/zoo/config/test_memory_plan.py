@@ -14,7 +14,7 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo import PPO
-from zoo.config.batch_plan import benchmark_of, solve
+from zoo.config.batch_plan import solve
 from zoo.config.memory_plan import (
     GIB,
     Need,
@@ -57,7 +57,7 @@ def test_the_rollout_buffer_and_the_policy_are_as_large_as_estimated(envs: VLAVe
     )
     model.learn(1)
     buffer = model.chunk_buffer
-    plan, benchmark = solve(TOY), benchmark_of(TOY)
+    plan, benchmark = solve(TOY), TOY.benchmark
     held = [one for one in vars(buffer).values() if isinstance(one, torch.Tensor)]
     held += [*buffer.obs.values(), *buffer.record.values()]
     real = sum(one.numel() * one.element_size() for one in held)
@@ -72,7 +72,7 @@ def test_grpo_that_resamples_holds_one_round_more():
         options = {"chunk": 4, "image_size": 32, "group_size": 2}
         kwargs = {"rollouts_per_update": 3, "batch_size": 12, **algo_kwargs}
         config = replace(TOY, algo="grpo", env_options=options, algo_kwargs=kwargs)
-        return total(rollout_needs(solve(config), config, benchmark_of(config)), "host")
+        return total(rollout_needs(solve(config), config, config.benchmark), "host")
 
     # Three rounds are kept; a fourth is where new groups are tried.
     assert 3 * held(resample_dead_groups=2) == 4 * held()
@@ -82,9 +82,9 @@ def test_simulators_are_counted_by_worker():
     config = toy_config(env="LIBERO-Object", num_envs=8, env_options={"chunk": 8})
     plan = solve(config)
     # Two workers of 2.2 GB with a slot, and six further slots of 0.4 GB: Object's tasks share no model.
-    (need,) = simulator_needs(benchmark_of(config), plan.envs_per_rank, 2)
+    (need,) = simulator_needs(config.benchmark, plan.envs_per_rank, 2)
     assert need == Need("host", "8 simulators in 2 workers", round(2 * 2.2e9 + 6 * 0.4e9))
-    assert simulator_needs(benchmark_of(TOY), TOY.num_envs, 0) == []
+    assert simulator_needs(TOY.benchmark, TOY.num_envs, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_evaluations_have_simulators_of_their_own(episodes: int, rounds: int, ra
 def test_slots_that_play_the_same_model_share_it(env: str, held: float) -> None:
     options = {"chunk": 8}
     config = toy_config(env=env, num_envs=40, env_options=options)
-    (need,) = simulator_needs(benchmark_of(config), 40, 1)
+    (need,) = simulator_needs(config.benchmark, 40, 1)
     assert need.size == round(held)
 
 
