@@ -89,7 +89,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             for file in partial.iterdir():
                 _sync(file)
             _sync(partial)
-            _put(partial, folder, replaced)
+            if not folder.exists():
+                partial.rename(folder)
+            elif not _exchange(partial, folder):
+                folder.rename(replaced)
+                partial.rename(folder)
             _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -101,15 +105,6 @@ def remove_folder(folder: Path) -> None:
     partial = _temporary(folder, "partial")
     folder.rename(partial)
     shutil.rmtree(partial, ignore_errors=True)
-
-
-def _put(partial: Path, folder: Path, replaced: Path) -> None:
-    """Rename `partial` to `folder`; what was there is `partial`, or `replaced`, afterwards."""
-    if not folder.exists():
-        partial.rename(folder)
-    elif not _exchange(partial, folder):
-        folder.rename(replaced)
-        partial.rename(folder)
 
 
 def _exchange(one: Path, other: Path) -> bool:
