@@ -202,10 +202,12 @@ def check_value(annotation: object, value: object, where: str) -> Any:
         return _schedule(limits, value, where)
     if kind != Texts and origin in (Union, types.UnionType):
         return _any_of(get_args(kind), value, where)
-    fits, words = _KINDS.get(kind, _KINDS.get(origin, _KINDS[Mapping] if is_typeddict(origin) else (None, "")))
-    if fits is None:
+    family = Mapping if is_typeddict(origin) else origin
+    found = _KINDS.get(kind) or _KINDS.get(family)
+    if found is None:
         number = _number(limits, value, where, whole=origin is int)
         return int(number) if origin is int else number
+    fits, words = found
     if not fits(value):
         raise BadValue(f"{where} must be {words}, got {shown(value)}")
     if origin in (str, Literal):
@@ -221,12 +223,12 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
-_KINDS: Mapping[object, tuple[Callable[[Any], bool] | None, str]] = {
+_KINDS: Mapping[object, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "true or false"),
     str: (lambda value: isinstance(value, str), "a word"),
     Literal: (lambda value: isinstance(value, str), "a word"),
     tuple: (lambda value: isinstance(value, list | tuple) and len(value) == 2, "two numbers such as [0.1, 0.9]"),
-    Texts: (lambda value: isinstance(value, str) or (value and _are_texts(value)), "text or a list of texts"),
+    Texts: (lambda value: isinstance(value, str) or (bool(value) and _are_texts(value)), "text or a list of texts"),
     Sequence[str]: (_are_texts, "a list of texts"),
     Mapping: (
         lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
