@@ -46,14 +46,12 @@ def import_gym_packages(names: Sequence[str], source: str = "--gym-packages") ->
             raise BadValue(f"{source}: {shown(name)} is no name of a module, such as my_robot.tasks")
         try:
             import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise BadValue(f"{source}: '{name}' needs a module that is not here: {error}") from error
-            raise BadValue(
-                f"{source}: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
-                "that holds it, or add its folder to PYTHONPATH"
-            ) from error
         except Exception as error:  # the user's own code may raise anything
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                raise BadValue(
+                    f"{source}: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
+                    "that holds it, or add its folder to PYTHONPATH"
+                ) from error
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise BadValue(
                 f"{source}: importing '{name}' raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
