@@ -51,7 +51,7 @@ def locked(root: Path) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Collected:
-    """What `PROGRESS_PATH` says."""
+    """Progress of a collection, as `PROGRESS_PATH` holds it."""
 
     settings: dict[str, object]
     tried: int = 0

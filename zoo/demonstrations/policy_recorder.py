@@ -92,7 +92,8 @@ class PolicyActor:
         self._policy, self._first = policy, first
         self._deterministic, self._seed, self._values = deterministic, seed, values
         self._step = 0
-        self._sample: dict[int, dict[str, np.ndarray]] = {}
+        self._sample: dict[int, tuple[np.ndarray, ...]] = {}
+        """Environment -> actions, log-probabilities and value of its present decision."""
         self.final_value: dict[int, float] = {}
         """Environment -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
 
@@ -103,20 +104,16 @@ class PolicyActor:
         if chunk_step == 0:
             noise = SlotNoise(self._seed, (0, decision), self._first + np.array(live))
             sample = self._policy.act(observation_rows(obs, live), self._deterministic, noise)
-            action_BKA, logprob_BKA = sample.action_BKA.cpu().numpy(), sample.logprob_BKA.cpu().numpy()
-            value_B = sample.value_B.float().cpu().numpy()
-            self._sample = {
-                env: {"action_KA": action_BKA[row], LOGPROB: logprob_BKA[row], VALUE: value_B[row]}
-                for row, env in enumerate(live)
-            }
+            parts = (sample.action_BKA, sample.logprob_BKA, sample.value_B.float())
+            rows = zip(*(part.cpu().numpy() for part in parts), strict=True)
+            self._sample = dict(zip(live, rows, strict=True))
         choices = {}
         for env in live:
-            sampled = self._sample[env]
-            action_A = sampled["action_KA"][chunk_step]
-            extra: dict[str, np.ndarray] = {CHUNK_STEP: np.array(chunk_step)}
+            action_KA, logprob_KA, value = self._sample[env]
+            extra = {CHUNK_STEP: np.array(chunk_step)}
             if self._values:
-                extra |= {LOGPROB: sampled[LOGPROB][chunk_step], VALUE: sampled[VALUE]}
-            choices[env] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
+                extra |= {LOGPROB: logprob_KA[chunk_step], VALUE: value}
+            choices[env] = Choice(action_A=action_KA[chunk_step], executed_A=action_KA[chunk_step], extra=extra)
         return choices
 
     def end(self, obs: Observations, env: int, terminated: bool) -> None:

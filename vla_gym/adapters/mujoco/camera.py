@@ -13,9 +13,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -217,18 +217,13 @@ Key = tuple[Path, int, int, int]
 """File of the pixels, type, width, height."""
 
 
-@dataclass
-class _Texture:
-    name: int
-    """GL's number of the texture."""
-    num_users: int = 0
-
-
 class SharedTextures:
     """The large textures of one process's GL context."""
 
     def __init__(self) -> None:
-        self._shared: dict[Key, _Texture] = {}
+        self._names: dict[Key, int] = {}
+        """GL's numbers of the textures."""
+        self._num_users: Counter[Key] = Counter()
 
     def upload(self, model: mujoco.MjModel, files: Mapping[int, Path]) -> tuple[mujoco.MjrContext, dict[int, Key]]:
         """Return GL resources of `model`, and its textures that are shared; a GL context must be current.
@@ -241,7 +236,7 @@ class SharedTextures:
             FileNotFoundError: if a file is gone or damaged.
         """
         keys = {tex: self._key(model, tex, file) for tex, file in files.items()}
-        known = [tex for tex, key in keys.items() if key in self._shared]
+        known = [tex for tex, key in keys.items() if key in self._names]
         for tex in keys.keys() - set(known):
             pixels = texture_pixels(model, tex)
             pixels[:] = np.frombuffer(read_piece(files[tex]), dtype=np.uint8)
@@ -251,23 +246,22 @@ class SharedTextures:
         model.tex_width[:], model.tex_height[:] = width, height
         for tex, key in keys.items():
             own = int(resources.texture[tex])
-            shared = self._shared.setdefault(key, _Texture(own))
-            if shared.name != own:
+            resources.texture[tex] = self._names.setdefault(key, own)
+            if self._names[key] != own:
                 _delete(own)
-            resources.texture[tex] = shared.name
-            shared.num_users += 1
+            self._num_users[key] += 1
         return resources, keys
 
     def release(self, resources: mujoco.MjrContext, keys: Mapping[int, Key]) -> None:
         """Take the shared textures, as of `upload`, out of `resources` before these are freed."""
         for tex, key in keys.items():
             resources.texture[tex] = 0  # freeing texture 0 does nothing
-            self._shared[key].num_users -= 1
-            if not self._shared[key].num_users:
-                _delete(self._shared.pop(key).name)
+            self._num_users[key] -= 1
+            if not self._num_users[key]:
+                _delete(self._names.pop(key))
 
     def __len__(self) -> int:
-        return len(self._shared)
+        return len(self._names)
 
     @staticmethod
     def _key(model: mujoco.MjModel, tex: int, file: Path) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,28 +52,30 @@ SCENE = """
 """
 
 
-@pytest.mark.sim
-def test_it_reads_boxes_around_what_collides() -> None:
+def loaded(xml: str, **qpos: float) -> Any:
+    """A model, its data with joints (by name of their bodies) moved, and `read_scene` of it: site and body 0 and 1."""
     mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition, read_scene
+    from vla_gym.adapters.libero.goals import read_scene
     from vla_gym.adapters.libero.osc import ArmIndex
 
-    model = mujoco.MjModel.from_xml_string(SCENE)
+    model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
+    for body, value in qpos.items():
+        data.qpos[model.jnt_qposadr[model.body(body).jntadr[0]]] = value
     mujoco.mj_forward(model, data)
-    arm = ArmIndex(
-        site=model.site("grip").id,
-        hand_body=model.body("hand").id,
-        qpos=(),
-        qvel=(),
-        actuators=(),
-        gripper_qpos=(),
-        gripper_actuators=(),
-    )
+    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
+    return model, lambda *goal: read_scene(model, data, arm, goal)
+
+
+@pytest.mark.sim
+def test_it_reads_boxes_around_what_collides() -> None:
+    model, read = loaded(SCENE)
+    from vla_gym.adapters.libero.goals import Condition
+
     inside = Condition(
         kind="in_region", body=model.body("can").id, target=model.site("region").id, size=(0.1, 0.1, 0.05)
     )
-    scene = read_scene(model, data, arm, (inside,))
+    scene = read(inside)
     np.testing.assert_allclose(scene.hand.point_3, [0, 0, 1])
     (part,) = scene.parts
     assert isinstance(part, Placing)
@@ -85,7 +88,7 @@ def test_it_reads_boxes_around_what_collides() -> None:
     np.testing.assert_allclose(part.target.origin_3, [5, 0, 0.06])
     assert part.target.top == pytest.approx(0.11)
     onto = Condition(kind="on_object", body=model.body("can").id, target=model.body("tray").id)
-    (part,) = read_scene(model, data, arm, (onto,)).parts
+    (part,) = read(onto).parts
     assert isinstance(part, Placing)
     assert part.target.top == pytest.approx(0.01)
 
@@ -108,15 +111,10 @@ DRAWER = """
 
 @pytest.mark.sim
 def test_a_drawer_is_opened_before_and_closed_after_something_goes_in() -> None:
-    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition, in_order, read_scene
-    from vla_gym.adapters.libero.osc import ArmIndex
+    model, read = loaded(DRAWER, drawer=-0.1)
+    from vla_gym.adapters.libero.goals import Condition, in_order
 
-    model = mujoco.MjModel.from_xml_string(DRAWER)
-    data = mujoco.MjData(model)
     drawer, knob = (int(model.jnt_qposadr[joint]) for joint in (1, 2))
-    data.qpos[drawer] = -0.1
-    mujoco.mj_forward(model, data)
     put = Condition(kind="in_region", body=model.body("bowl").id, target=model.site("inside").id, size=(0.1, 0.1, 0.05))
     shut = Condition(kind="joint", qpos=(drawer,), compare=">", threshold=-0.005, every=True)
     on = Condition(kind="joint", qpos=(knob,), compare=">=", threshold=0.5)
@@ -125,8 +123,7 @@ def test_a_drawer_is_opened_before_and_closed_after_something_goes_in() -> None:
     assert in_order((put, on), model) == [on, opened, put]
     assert in_order((shut, on), model) == [shut, on]  # nothing goes in
 
-    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
-    pulled, turned = read_scene(model, data, arm, (opened, on)).parts
+    pulled, turned = read(opened, on).parts
     assert isinstance(pulled, Moving)
     assert isinstance(turned, Moving)
     # The bar, which stands out to the side where it opens; halfway from -0.15 to the end, -0.2, from -0.1.
@@ -155,16 +152,10 @@ DOOR = """
 @pytest.mark.sim
 @pytest.mark.parametrize("opened", [0.0, -0.4, -1.5])
 def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened: float) -> None:
-    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition, read_scene
-    from vla_gym.adapters.libero.osc import ArmIndex
+    _, read = loaded(DOOR, door=opened)
+    from vla_gym.adapters.libero.goals import Condition
 
-    model = mujoco.MjModel.from_xml_string(DOOR)
-    data = mujoco.MjData(model)
-    data.qpos[0] = opened
-    mujoco.mj_forward(model, data)
-    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
-    (door,) = read_scene(model, data, arm, (Condition(kind="joint", qpos=(0,), compare="<", threshold=-1.6),)).parts
+    (door,) = read(Condition(kind="joint", qpos=(0,), compare="<", threshold=-1.6)).parts
     assert isinstance(door, Moving)
     # The bar, which others bump into although it bumps into nobody by itself; it turns with the door.
     cosine, sine = np.cos(opened), np.sin(opened)

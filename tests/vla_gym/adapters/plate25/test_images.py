@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from vla_gym.adapters.plate25.images import (
@@ -12,49 +11,32 @@ from vla_gym.adapters.plate25.images import (
     stand_in_texture,
 )
 
-
-@pytest.fixture
-def drawn() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-
-
-@pytest.fixture
-def photo() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+DRAWN, PHOTO = (np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8) for seed in (0, 1))
+FOREGROUND = np.zeros((12, 16), dtype=bool)
+FOREGROUND[3:7, 4:10] = True
+FOREGROUND[5, 6] = False
 
 
-@pytest.fixture
-def foreground() -> np.ndarray:
-    mask = np.zeros((12, 16), dtype=bool)
-    mask[3:7, 4:10] = True
-    mask[5, 6] = False
-    return mask
-
-
-def test_foreground_is_untouched_and_all_else_is_photo(
-    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
-) -> None:
-    seen = green_screen(drawn, foreground, photo)
+def test_foreground_is_untouched_and_all_else_is_photo() -> None:
+    seen = green_screen(DRAWN, FOREGROUND, PHOTO)
     assert seen.dtype == np.uint8
-    np.testing.assert_array_equal(seen[foreground], drawn[foreground])
-    np.testing.assert_array_equal(seen[~foreground], photo[~foreground])
-    assert not np.shares_memory(seen, drawn)
-    assert not np.shares_memory(seen, photo)
+    np.testing.assert_array_equal(seen[FOREGROUND], DRAWN[FOREGROUND])
+    np.testing.assert_array_equal(seen[~FOREGROUND], PHOTO[~FOREGROUND])
+    assert not np.shares_memory(seen, DRAWN)
+    assert not np.shares_memory(seen, PHOTO)
 
 
-def test_a_whole_texture_lies_on_everything_and_moves_with_the_box(
-    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
-) -> None:
-    black = np.zeros_like(drawn)
+def test_a_whole_texture_lies_on_everything_and_moves_with_the_box() -> None:
+    black = np.zeros_like(DRAWN)
     ramp = np.zeros((24, 32, 3), dtype=np.uint8)
     ramp[:] = np.arange(24, dtype=np.uint8)[:, None, None] * 10
-    seen = green_screen(black, foreground, black, blend="whole", texture=ramp, alpha=0.5)
+    seen = green_screen(black, FOREGROUND, black, blend="whole", texture=ramp, alpha=0.5)
     # Twice the frame is 24 x 32, the texture's own size; the box's rows 3-6 have their middle at 4: rows 4 .. 15.
     assert seen[:, 0, 0].tolist() == [row * 5 for row in range(4, 16)]
-    lower = np.roll(foreground, 2, axis=0)
+    lower = np.roll(FOREGROUND, 2, axis=0)
     assert green_screen(black, lower, black, blend="whole", texture=ramp, alpha=0.5)[0, 0, 0] == 30
-    unmixed = green_screen(drawn, foreground, photo, blend="whole", texture=ramp, alpha=0.0)
-    np.testing.assert_array_equal(unmixed, green_screen(drawn, foreground, photo))
+    unmixed = green_screen(DRAWN, FOREGROUND, PHOTO, blend="whole", texture=ramp, alpha=0.0)
+    np.testing.assert_array_equal(unmixed, green_screen(DRAWN, FOREGROUND, PHOTO))
 
 
 def test_bilinear_has_half_pixel_centres() -> None:

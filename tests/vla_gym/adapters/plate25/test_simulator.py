@@ -140,27 +140,19 @@ def lay_on_plate(sim: Any) -> None:
     sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
 
 
-def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
-    from vla_gym.adapters.plate25.simulator import TaskProgress
-
-    sim = simulator()
+@pytest.mark.parametrize("success_ends", [False, True])
+def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(success_ends: bool, bare: Path) -> None:
+    sim = simulator(success_ends=success_ends)
     sim.reset(START)
-    assert not sim.step(STILL).success
+    first = sim.step(STILL)
+    assert not first.success
+    assert not first.terminated
     lay_on_plate(sim)
     sim.step(STILL)
     lying = sim.step(STILL)
-    assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, False)
+    assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, success_ends)
     sim._progress = TaskProgress(grasped=True)
     assert sim.step(STILL).reward == pytest.approx(1.0)
-
-
-def test_success_ends_an_episode_where_that_was_asked_for(bare: Path) -> None:
-    sim = simulator(success_ends=True)
-    sim.reset(START)
-    assert not sim.step(STILL).terminated
-    lay_on_plate(sim)
-    sim.step(STILL)
-    assert sim.step(STILL).terminated
 
 
 def numbers(urdf: Path) -> tuple[dict[str, list[str]], dict[str, float]]:
