@@ -155,7 +155,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             self.record(metrics.as_sb3() | values)
             self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
             self.logger.record("train/clip_range", loss.clip_low)
-        self.training_warnings.check(replace(self.update_health(metrics, values), **self._group_counts))
+        self.check_update(values, **self._group_counts)
 
 
 def group_line(success_P: Tensor, kept_P: Tensor, size: int) -> str:

@@ -41,7 +41,6 @@ from zoo.algorithms.reference_policy import Reference, check_start
 from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.update_metrics import (
     TrainingWarnings,
-    UpdateHealth,
     UpdateMetrics,
     behaviour_gap,
     in_half_precision,
@@ -398,7 +397,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         with self.clock.phase("update"):
             if config.recompute_logprobs or off_policy or learner.own_precision:
                 if off_policy:
-                    self.chunk_buffer.keep_behaviour_logprobs()
+                    self.chunk_buffer.behaviour_logprob_TNKA = self.chunk_buffer.logprob_TNKA.clone()
                 data.recompute_log_probs(lambda batch: learner.score(batch, None), self._n_updates)
                 self.record(behaviour_gap(self.chunk_buffer, config.logprob_level, self.process_group))
             if config.kl_coef and not loss.critic_only:
@@ -469,19 +468,12 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         """Log `train/*`."""
 
-    def update_health(self, metrics: UpdateMetrics, actor: Mapping[str, float]) -> UpdateHealth:
-        """Return what warnings look at in any update; `actor`: its `metrics.actor()`, empty without a minibatch."""
-        health = UpdateHealth(skipped_steps=metrics.skipped_steps, half_precision=in_half_precision(self.policy))
-        if not actor:
-            return health
-        return replace(
-            health,
-            clip_fraction=actor["train/actor/clip_fraction"],
-            kl=actor["train/actor/approx_kl_k3"],
-            # The entropy of a density may well be small, or negative.
-            entropy=np.nan if self.policy.backbone.continuous else actor["train/actor/entropy"],
-            ratio_gap=actor["train/actor/ratio_first_gap"],
-        )
+    def check_update(self, actor: Mapping[str, float], **others: float) -> None:
+        """Warn of `faults` in the update's numbers: its `metrics.actor()`, empty without a minibatch, and others."""
+        numbers = {**actor, **others, "half_precision": in_half_precision(self.policy)}
+        if self.policy.backbone.continuous:  # the entropy of a density may well be small, or negative
+            numbers.pop("train/actor/entropy", None)
+        self.training_warnings.check(numbers)
 
     def check_reference_at_start(self) -> None:
         """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
@@ -504,10 +496,12 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         seen: dict[str, Any] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
         if step is not None:
             self.num_timesteps += int(step.outcome.executed_n.sum())
+            done_N, reward_N = np.zeros(self.n_envs, dtype=bool), np.zeros(self.n_envs, dtype=np.float32)
+            done_N[step.env_n], reward_N[step.env_n] = step.done_n, step.outcome.reward_n
             seen = {
                 "infos": _Infos(self.env, step),
-                "dones": step.spread(step.done_n, self.n_envs),
-                "rewards": step.spread(step.outcome.reward_n.astype(np.float32), self.n_envs),
+                "dones": done_N,
+                "rewards": reward_N,
                 "new_obs": step.next_obs,
                 "actions": step.sample.action_BKA.cpu().numpy(),
             }

@@ -120,20 +120,18 @@ class PPO(VLAOnPolicyAlgorithm):
         self.record(metrics.as_sb3() | values | dict(learning_rates(self.policy.optimizer)))
         if self.config.critic_warmup_updates:
             self.logger.record("train/critic/warmup", float(loss.critic_only))
-        value, target = self.rollout_data().values_and_returns()
+        value, target = self.chunk_buffer.values_and_returns()
         self.logger.record("train/explained_variance", explained_variance(value, target, self.process_group))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/clip_range", loss.clip_low)
         if loss.clip_vf is not None:
             self.logger.record("train/clip_range_vf", loss.clip_vf)
-        value_gap = self._value_gap(value, target)
-        health = replace(
-            self.update_health(metrics, values),
+        self.check_update(
+            values,
+            value_gap=self._value_gap(value, target),
             no_success_episodes=self._count_unrewarded(),
             advantage_spread=self._advantage_spread,
-            value_gap=value_gap,
         )
-        self.training_warnings.check(health)
 
     def _count_unrewarded(self) -> int:
         """Count the rollout's episodes while none has been solved and no reward has come; 0 from then on."""

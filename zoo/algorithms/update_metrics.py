@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch, importance_weight,
 from zoo.rollout.minibatches import MicroBatch
 
 _TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")
+"""The fields of `LossTerms`, in their order."""
 _LOGGED = ("ratio", "ratio_abs", "clipped_ratio", "approx_kl", "approx_kl_k3", "clip_fraction", "entropy")
 _PER_ELEMENT = (*_LOGGED, "outside", "elements")
 _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
@@ -46,24 +48,13 @@ class _Scored:
     terms: LossTerms
     scores: Scores
     batch: Minibatch
-
-    @property
-    def log_ratio_BL(self) -> Tensor:
-        """log new - log old; 0 where masked."""
-        log_ratio_BL = self.scores.logprob_BL - self.batch.old_logprob_BL
-        return log_ratio_BL.masked_fill(~self.batch.mask_BL, 0.0)
+    log_ratio_BL: Tensor
+    """log new - log old; 0 where masked."""
 
     def counted(self, value_BU: Tensor) -> Tensor:
         """Return the values that carry weight, flat."""
         weight_BU = self.batch.value_weight_BU
         return value_BU.flatten() if weight_BU is None else value_BU[weight_BU.expand_as(value_BU) > 0]
-
-    def reference_kls(self) -> Tensor:
-        """Return the KL to the reference of every executed token, flat; empty without a reference."""
-        logprob_BW, ref_logprob_BW = self.scores.token_logprob_BW, self.batch.ref_logprob_BW
-        if logprob_BW is None or ref_logprob_BW is None:
-            return self.scores.logprob_BL.new_zeros(0)
-        return reference_kl(logprob_BW, ref_logprob_BW)[self.batch.token_mask_BW]
 
 
 class UpdateMetrics:
@@ -93,11 +84,11 @@ class UpdateMetrics:
 
     def add(self, terms: LossTerms, scores: Scores, micro_batch: MicroBatch) -> None:
         """Add a micro-batch; `terms` and `scores` have no graph any more."""
-        if not micro_batch.weight:
-            return
-        kept = replace(micro_batch.batch, obs={}, choice={})
-        scored = _Scored(self.num_minibatches - 1, micro_batch.weight, terms, scores.detached(), kept)
-        self._micro_batches.append(scored)
+        if micro_batch.weight:
+            batch = replace(micro_batch.batch, obs={}, choice={})
+            log_ratio_BL = (scores.logprob_BL - batch.old_logprob_BL).masked_fill(~batch.mask_BL, 0.0)
+            part = _Scored(self.num_minibatches - 1, micro_batch.weight, terms, scores, batch, log_ratio_BL)
+            self._micro_batches.append(part)
 
     def add_imitation(self, loss: float) -> None:
         """Add this rank's share of a minibatch's loss of imitation."""
@@ -202,13 +193,9 @@ class UpdateMetrics:
 
     def _terms(self) -> Tensor:
         """`[micro-batches, len(_TERMS)]`, weighted."""
-        scalars = [
-            term.detach()
-            for terms in (micro_batch.terms for micro_batch in self._micro_batches)
-            for term in (terms.loss, terms.policy, terms.policy_abs, terms.value, terms.entropy)
-        ]
-        terms = torch.stack(scalars).double().unflatten(0, (-1, len(_TERMS)))
-        weight = torch.tensor([micro_batch.weight for micro_batch in self._micro_batches])
+        terms = torch.stack([term for record in self._micro_batches for term in vars(record.terms).values()])
+        terms = terms.double().unflatten(0, (-1, len(_TERMS)))
+        weight = torch.tensor([record.weight for record in self._micro_batches])
         return terms * upload(weight.double(), terms.device)[:, None]
 
     def _element_sums(self) -> Tensor:
@@ -241,7 +228,7 @@ class UpdateMetrics:
         records, clip = self._micro_batches, math.inf if self._loss.clip_vf is None else self._loss.clip_vf
         # Before clamping: afterwards nothing ever exceeds the bound.
         gaps = [record.counted(record.scores.value_BU - record.batch.old_value_BU).abs() for record in records]
-        ref_kls = [record.reference_kls() for record in records]
+        ref_kls = [_reference_kls(record) for record in records]
         moved = torch.stack([(gap > clip).sum() for gap in gaps])
         ref_kl = torch.stack([kl.sum() for kl in ref_kls])
         sizes = torch.tensor([[gap.numel(), kl.numel()] for gap, kl in zip(gaps, ref_kls, strict=True)])
@@ -256,6 +243,14 @@ class UpdateMetrics:
             if micro_batch.minibatch == 0
         ]
         return float(self._process_group.all_reduce_max(torch.stack([torch.tensor(0.0), *gaps]).max()))
+
+
+def _reference_kls(record: _Scored) -> Tensor:
+    """The KL to the reference of every executed token, flat; empty without a reference."""
+    logprob_BW, ref_logprob_BW = record.scores.token_logprob_BW, record.batch.ref_logprob_BW
+    if logprob_BW is None or ref_logprob_BW is None:
+        return record.log_ratio_BL.new_zeros(0)
+    return reference_kl(logprob_BW, ref_logprob_BW)[record.batch.token_mask_BW]
 
 
 def explained_variance(value: Tensor, target: Tensor, process_group: ProcessGroup) -> float:
@@ -316,40 +311,6 @@ class NothingToLearn(VLAZooError, RuntimeError):
     """A run without a single gradient is refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateHealth:
-    """Numbers of one update that `faults` checks; nan means "does not apply"."""
-
-    groups: int = 0
-    """GRPO: groups collected."""
-    groups_with_signal: int = 0
-    """GRPO: groups whose scores differ (and pass the filter)."""
-    groups_left_out: int = 0
-    """GRPO: groups whose scores differ and that the filter or a lost episode left out."""
-    groups_solved: int = 0
-    """GRPO: groups of which every member succeeded."""
-    no_signal_updates: int = 0
-    """GRPO: consecutive updates, this one included, without a group with signal or a success."""
-    no_success_episodes: int = 0
-    """PPO: episodes so far if none of them was solved or paid anything, else 0."""
-    advantage_spread: float = math.nan
-    """Highest minus lowest advantage before any normalisation."""
-    clip_fraction: float = math.nan
-    """Share of elements that the clip cut off."""
-    kl: float = math.nan
-    """k3 estimate of KL(old || new) per element, nats."""
-    entropy: float = math.nan
-    """Mean entropy per element of a choice between tokens, nats; that of a density may well be negative."""
-    value_gap: float = math.nan
-    """Root mean square error of the values, over the largest return that the rewards seen allow."""
-    skipped_steps: int = 0
-    """Optimiser steps left out because the gradient was not finite."""
-    ratio_gap: float = math.nan
-    """Largest |ratio - 1| of the first minibatch, before any step."""
-    half_precision: bool = False
-    """Whether weights are in bfloat16 or float16, whose products depend on the size of the batch."""
-
-
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
 RATIO_GAP_HIGH_HALF = math.expm1(2 * 2.0**-3)
@@ -373,80 +334,98 @@ def in_half_precision(policy: nn.Module) -> bool:
     return any(one.is_floating_point() and one.dtype.itemsize < 4 for one in policy.parameters())
 
 
-def faults(health: UpdateHealth) -> dict[str, str]:
-    """Name -> sentence and remedy, for every number out of its normal range."""
+def faults(numbers: Mapping[str, float]) -> dict[str, str]:
+    """Name -> sentence and remedy, for every number out of its normal range; one that is left out does not apply.
+
+    Numbers of `UpdateMetrics.actor`, the entropy of choices between tokens only, and
+
+        half_precision       whether weights are in bfloat16 or float16, whose products depend on the size of the batch
+        advantage_spread     highest minus lowest advantage before any normalisation
+        value_gap            root mean square error of the values over the largest return that the rewards seen allow
+        no_success_episodes  PPO: episodes so far if none of them was solved or paid anything, else 0
+        groups               GRPO: groups collected; of them
+        groups_with_signal   those whose scores differ and that the update uses
+        groups_left_out      those whose scores differ and that the filter or a lost episode left out
+        groups_solved        those of which every member succeeded
+        no_signal_updates    GRPO: consecutive updates, this one included, without a group with signal or a success
+    """
+    number = defaultdict(lambda: math.nan, numbers)
+    measures = ("clip_fraction", "approx_kl_k3", "entropy", "skipped_steps", "ratio_first_gap")
+    clip_fraction, kl, entropy, skipped_steps, ratio_gap = (number[f"train/actor/{name}"] for name in measures)
+    no_signal = number["groups_with_signal"] == 0
+    left_out = no_signal and number["groups_left_out"] > 0
     # All solved is no fault: nothing is left to learn.
-    left_out = not health.groups_with_signal and health.groups_left_out > 0
-    all_alike = not health.groups_with_signal and not left_out and health.groups_solved < health.groups
-    no_success = health.no_success_episodes >= NO_SUCCESS_EPISODES_HIGH
-    highest_rate = wilson_interval(0, health.no_success_episodes)[1] if no_success else 1.0
-    ratio_gap_high = RATIO_GAP_HIGH_HALF if health.half_precision else RATIO_GAP_HIGH
+    all_alike = no_signal and not left_out and number["groups_solved"] < number["groups"]
+    no_success = number["no_success_episodes"] >= NO_SUCCESS_EPISODES_HIGH
+    highest_rate = wilson_interval(0, int(number["no_success_episodes"]))[1] if no_success else 1.0
+    half_precision = number["half_precision"] > 0
+    ratio_gap_high = RATIO_GAP_HIGH_HALF if half_precision else RATIO_GAP_HIGH
     checks = (
         (
             "AllGroupsDead",
             left_out,
-            f"of {health.groups} groups {health.groups_left_out} have both better and worse members, and score_bounds "
-            "or a lost episode left them out, so nothing was learnt. Loosen score_bounds, or raise temperature or "
-            "group_size",
+            f"of {number['groups']:g} groups {number['groups_left_out']:g} have both better and worse members, and "
+            "score_bounds or a lost episode left them out, so nothing was learnt. Loosen score_bounds, or raise "
+            "temperature or group_size",
         ),
         (
             "AllGroupsDead",
             all_alike,
-            f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
-            "policy that sometimes succeeds, or raise temperature or group_size",
+            f"none of {number['groups']:g} groups has both better and worse members, so nothing was learnt. Start from "
+            "a policy that sometimes succeeds, or raise temperature or group_size",
         ),
         (
             "NoSuccessAtAll",
-            health.no_signal_updates >= NO_SIGNAL_UPDATES_HIGH,
-            f"not one success in {health.no_signal_updates} updates running: group comparison cannot start from 0 %. "
-            f"{NO_SIGNAL_ADVICE}",
+            number["no_signal_updates"] >= NO_SIGNAL_UPDATES_HIGH,
+            f"not one success in {number['no_signal_updates']:g} updates running: group comparison cannot start from "
+            f"0 %. {NO_SIGNAL_ADVICE}",
         ),
         (
             "NoSuccessAtAll",
             no_success,
-            f"not one success and no reward in {health.no_success_episodes} episodes (the true rate is below "
+            f"not one success and no reward in {number['no_success_episodes']:g} episodes (the true rate is below "
             f"{highest_rate:.1%}, 95 % interval): there is nothing to learn from yet. {NO_SIGNAL_ADVICE}",
         ),
         (
             "ZeroAdvantage",
-            health.advantage_spread == 0.0,
+            number["advantage_spread"] == 0.0,
             "every advantage is the same, so the policy gradient is zero. Check that rewards arrive, "
             "or collect more per update (n_steps, num_envs)",
         ),
         (
             "ClipFractionHigh",
-            health.clip_fraction > CLIP_FRACTION_HIGH,
-            f"{health.clip_fraction:.0%} of the ratios are clipped (normal: below {CLIP_FRACTION_HIGH:.0%}). "
+            clip_fraction > CLIP_FRACTION_HIGH,
+            f"{clip_fraction:.0%} of the ratios are clipped (normal: below {CLIP_FRACTION_HIGH:.0%}). "
             "Lower learning_rate or n_epochs, or give a target_kl",
         ),
         (
             "KLHigh",
-            health.kl > KL_HIGH,
-            f"KL is {health.kl:.3g} nats after one update (normal: below {KL_HIGH}). "
+            kl > KL_HIGH,
+            f"KL is {kl:.3g} nats after one update (normal: below {KL_HIGH}). "
             "Lower learning_rate or n_epochs, or give a target_kl",
         ),
         (
             "EntropyCollapse",
-            health.entropy < ENTROPY_LOW,
-            f"entropy is {health.entropy:.3g} nats: the policy no longer explores. Raise ent_coef or temperature",
+            entropy < ENTROPY_LOW,
+            f"entropy is {entropy:.3g} nats: the policy no longer explores. Raise ent_coef or temperature",
         ),
         (
             "ValueDivergence",
-            health.value_gap > VALUE_GAP_HIGH,
-            f"the values' error is {health.value_gap:.3g} times the largest return possible. "
+            number["value_gap"] > VALUE_GAP_HIGH,
+            f"the values' error is {number['value_gap']:.3g} times the largest return possible. "
             "Lower the value learning rate (policy_kwargs value_lr) or vf_coef, or set clip_range_vf",
         ),
         (
             "GradientNotFinite",
-            health.skipped_steps > 0,
-            f"{health.skipped_steps} optimiser step(s) skipped because the gradient was not finite. "
+            skipped_steps > 0,
+            f"{skipped_steps:g} optimiser step(s) skipped because the gradient was not finite. "
             "Lower learning_rate, or train in float32",
         ),
         (
             "RatioNotOne",
-            health.ratio_gap > ratio_gap_high,
-            f"before the first step a probability ratio is off 1 by {health.ratio_gap:.3g} (normal: below "
-            f"{ratio_gap_high:.2g} in {'half' if health.half_precision else 'single'} precision): collecting and "
+            ratio_gap > ratio_gap_high,
+            f"before the first step a probability ratio is off 1 by {ratio_gap:.3g} (normal: below "
+            f"{ratio_gap_high:.2g} in {'half' if half_precision else 'single'} precision): collecting and "
             "training score decisions differently. Set recompute_logprobs=True, or train in float32",
         ),
     )
@@ -460,9 +439,9 @@ class TrainingWarnings:
     counts: dict[str, int] = field(default_factory=dict)
     """Occurrences of each fault."""
 
-    def check(self, health: UpdateHealth) -> list[str]:
-        """Warn of the faults whose occurrence is due; return the names of all."""
-        found = faults(health)
+    def check(self, numbers: Mapping[str, float]) -> list[str]:
+        """Warn of the `faults` whose occurrence is due; return the names of all."""
+        found = faults(numbers)
         for name, text in found.items():
             count = self.counts[name] = self.counts.get(name, 0) + 1
             if count & (count - 1) == 0:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # brings torch
 GIB = 2**30
 ROLES = ("env", "rollout", "actor")
 """Of a rank: it simulates, decides, learns."""
-TOKEN_BYTES, FLOAT_BYTES, PER_DECISION_BYTES = 8, 4, 42
+TOKEN_BYTES, FLOAT_BYTES, PER_DECISION_BYTES = 8, 4, 34
 """Of `zoo.rollout.buffer.ChunkRolloutBuffer`, whose docstring has the formula."""
 ADAM_BYTES, HALF = 16, 2
 """Of a trained float32 parameter: itself, its gradient and Adam's two moments; of a number in half precision."""

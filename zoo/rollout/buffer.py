@@ -9,19 +9,17 @@ masked and carry no credit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.vector.step import EnvStep
 from vla_policies.devices import upload
-from vla_policies.processing.observations import HOST_KEYS
+from vla_policies.processing.observations import on_device
 from vla_policies.types import ActionSample, Evaluation
 from zoo.config.algorithm_configs import STEP_VALUES_LACKING, LogprobLevel
 
@@ -47,12 +45,6 @@ class Step:
     def done_n(self) -> np.ndarray:
         """Bool: the episode ended."""
         return self.outcome.done_n
-
-    def spread(self, value_n: np.ndarray, num_envs: int) -> np.ndarray:
-        """`value_n` at its sub-environments' indices, zero elsewhere, `[N]`."""
-        value_N = np.zeros(num_envs, dtype=value_n.dtype)
-        value_N[self.env_n] = value_n
-        return value_N
 
 
 @dataclass(frozen=True)
@@ -85,46 +77,39 @@ class Minibatch:
     """Bool: tokens that were executed; given with `ref_logprob_BW`."""
 
 
-_FIXED = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "task_TN", "terminated_TN", "truncated_TN")
+_ALWAYS = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "terminated_TN", "truncated_TN")
 """Filled by `write`; `[T, N]` before the first decision too."""
+_SOMETIMES = ("logprob_TNKA", "step_reward_TNK", "step_value_TNK")
+"""Filled by `write`, allocated at the first decision; those of steps where steps have rewards and values."""
 
 
 class ChunkRolloutBuffer:
     """T decisions of N columns (sub-environments; GRPO: rounds x sub-environments), kept on the CPU.
 
     Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
-    one record + 4 * K * A + 42). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 sub-environments are
+    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 sub-environments are
     0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
     12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep their dtype.
-
-    The arguments are those of Stable-Baselines3's buffers (gamma and gae_lambda are read by the algorithm), and
-    `rollouts`, the rounds of a rollout.
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
-        gae_lambda: float = 1.0,
-        gamma: float = 0.99,
-        n_envs: int = 1,
-        rollouts: int = 1,
+        self, buffer_size: int, *unread: object, n_envs: int = 1, rollouts: int = 1, **also_unread: object
     ) -> None:
+        """Take T, the sub-environments and the rounds of a rollout.
+
+        Stable-Baselines3 gives spaces, device, gamma and lambda, too.
+        """
         self.buffer_size = buffer_size
-        self.n_envs = n_envs
         self.columns = n_envs * rollouts
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.device = torch.device("cpu") if device == "auto" else torch.device(device)
-        self.gae_lambda = gae_lambda
-        self.gamma = gamma
         self.obs: dict[str, Tensor] = {}
         self.record: dict[str, Tensor] = {}
         self.logprob_TNKA = torch.zeros(buffer_size, self.columns, 0, 0)
         self.ref_logprob_TNKA: Tensor | None = None
         self.behaviour_logprob_TNKA: Tensor | None = None
+        """Log-probabilities under the weights that decided, where those that the update begins with replace them.
+
+        Minibatches then weight advantages by `importance_weight`.
+        """
         self.step_reward_TNK: Tensor | None = None
         self.step_value_TNK: Tensor | None = None
         self.step_advantage_TNK: Tensor | None = None
@@ -138,16 +123,13 @@ class ChunkRolloutBuffer:
         self.return_TN = torch.zeros(shape)
         self.element_scale_TN = torch.zeros(shape)
         self.executed_TN = torch.zeros(shape, dtype=torch.int64)
-        self.task_TN = torch.zeros(shape, dtype=torch.int64)
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
         self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
-        self.pos = 0
 
     def reset(self) -> None:
         """Clear the rollout; memory is kept."""
-        self.pos = 0
         self.behaviour_logprob_TNKA = None
-        for name in (*_FIXED, "advantage_TN", "return_TN", "element_scale_TN"):
+        for name in (*_ALWAYS, "advantage_TN", "return_TN", "element_scale_TN"):
             getattr(self, name).zero_()
 
     def write(
@@ -171,61 +153,45 @@ class ChunkRolloutBuffer:
             step_value_nK: value of every simulator step, float32; None where a decision has one.
         """
         sample, outcome = step.sample, step.outcome
-        obs = {key: torch.from_numpy(value) for key, value in step.obs.items()}
-        filled: dict[str, Any] = {
-            "logprob_TNKA": sample.logprob_BKA.detach().float().cpu(),
-            "value_TN": sample.value_B.detach().float().cpu(),
-            "reward_TN": torch.as_tensor(outcome.reward_n, dtype=torch.float32),
-            "executed_TN": torch.as_tensor(outcome.executed_n, dtype=torch.int64),
-            "task_TN": torch.as_tensor(outcome.task_id_n, dtype=torch.int64),
-            "terminated_TN": torch.as_tensor(step.done_n, dtype=torch.bool),
+        given: dict[str, np.ndarray | Tensor | None] = {
+            "logprob_TNKA": sample.logprob_BKA.float(),
+            "value_TN": sample.value_B.float(),
+            "final_value_TN": final_value_n,
+            "reward_TN": outcome.reward_n.astype(np.float32),
+            "executed_TN": outcome.executed_n,
+            "terminated_TN": step.done_n if bootstrapped_n is None else step.done_n & ~bootstrapped_n,
+            "truncated_TN": bootstrapped_n,
+            "step_reward_TNK": step_reward_nK,
+            "step_value_TNK": None if step_value_nK is None else step_value_nK.float(),
+            **{f"obs/{key}": value for key, value in step.obs.items()},
+            **{f"record/{key}": value for key, value in sample.record.items()},
         }
-        if bootstrapped_n is not None and final_value_n is not None:
-            filled["terminated_TN"] = torch.as_tensor(step.done_n & ~bootstrapped_n, dtype=torch.bool)
-            filled["truncated_TN"] = torch.as_tensor(bootstrapped_n, dtype=torch.bool)
-            filled["final_value_TN"] = final_value_n.detach().float().cpu()
-        if step_reward_nK is not None:
-            filled["step_reward_TNK"] = torch.as_tensor(step_reward_nK, dtype=torch.float32)
-        if step_value_nK is not None:
-            filled["step_value_TNK"] = step_value_nK.detach().float().cpu()
-        filled |= {f"obs/{key}": value for key, value in obs.items()}
-        filled |= {f"record/{key}": value.detach().cpu() for key, value in sample.record.items()}
-        if not self.obs:
-            self._allocate({name: (value.shape[1:], value.dtype) for name, value in filled.items()})
-        index, collected = torch.from_numpy(columns), self.collected()
-        for name, value in filled.items():
-            collected[name][row, index] = value
-        self.pos = max(self.pos, row + 1)
-
-    def like(self, columns: int) -> ChunkRolloutBuffer:
-        """An empty buffer of the same shapes, with `columns` columns."""
-        return type(self)(
-            self.buffer_size,
-            self.observation_space,
-            self.action_space,
-            self.device,
-            gae_lambda=self.gae_lambda,
-            gamma=self.gamma,
-            n_envs=columns,
-        )
-
-    def collected(self) -> dict[str, Tensor]:
-        """The tensors that `write` fills, `[T, N, ...]`, by name: also `obs/<key>` and `record/<key>`."""
-        named = {f"obs/{key}": tensor for key, tensor in self.obs.items()}
-        named |= {f"record/{key}": tensor for key, tensor in self.record.items()}
-        steps = {"step_reward_TNK": self.step_reward_TNK, "step_value_TNK": self.step_value_TNK}
-        named |= {name: tensor for name, tensor in steps.items() if tensor is not None}
-        return named | {name: getattr(self, name) for name in ("logprob_TNKA", *_FIXED)}
+        filled = {name: torch.as_tensor(value).detach().cpu() for name, value in given.items() if value is not None}
+        self._write(slice(row, row + 1), torch.from_numpy(columns), {name: one[None] for name, one in filled.items()})
 
     def write_columns(self, columns: Tensor, collected: Mapping[str, Tensor]) -> None:
         """Write `collected` of another buffer with T rows, `[T, n, ...]` each, to `columns` (int64 `[n]`)."""
+        self._write(slice(None), columns, collected)
+
+    def collected(self) -> dict[str, Tensor]:
+        """The tensors that `write` fills, `[T, N, ...]`, by name: also `obs/<key>` and `record/<key>`."""
+        named = {name: getattr(self, name) for name in (*_SOMETIMES, *_ALWAYS)}
+        named |= {f"obs/{key}": tensor for key, tensor in self.obs.items()}
+        named |= {f"record/{key}": tensor for key, tensor in self.record.items()}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def _write(self, rows: slice, columns: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Write tensors `[t, n, ...]`, named as in `collected`; the first ones give their shapes."""
         if not self.obs:
-            self._allocate({name: (value.shape[2:], value.dtype) for name, value in collected.items()})
+            for name, value in values.items():
+                if name not in _ALWAYS:
+                    kind, _, key = name.partition("/")
+                    holder = {"obs": self.obs, "record": self.record}.get(kind, vars(self))
+                    shape = (self.buffer_size, self.columns, *value.shape[2:])
+                    holder[key or name] = torch.zeros(shape, dtype=value.dtype)
         own = self.collected()
-        assert own.keys() == collected.keys(), "the other buffer has other tensors"
-        for name, whole in own.items():
-            whole[:, columns] = collected[name]
-        self.pos = self.buffer_size
+        for name, value in values.items():
+            own[name][rows, columns] = value
 
     def write_advantages(self, advantage: Tensor) -> None:
         """Write advantages, `[T, N]` or of each step `[T, N, K]`; zero where they do not count."""
@@ -251,6 +217,14 @@ class ChunkRolloutBuffer:
         """Flat indices (row * N + column) of the `selected` decisions, int64 `[M]`."""
         return torch.nonzero(self.selected().flatten())[:, 0]
 
+    def values_and_returns(self) -> tuple[Tensor, Tensor]:
+        """The values that were run, of decisions or of steps, and their targets, flat."""
+        if self.step_value_TNK is not None and self.step_return_TNK is not None:
+            valid_TNK = self.executed_steps()
+            return self.step_value_TNK[valid_TNK], self.step_return_TNK[valid_TNK]
+        valid_TN = self.executed_TN > 0
+        return self.value_TN[valid_TN], self.return_TN[valid_TN]
+
     def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
         """The decisions at flat indices `index_B`, on `device`, but for what is read on the CPU."""
 
@@ -259,85 +233,37 @@ class ChunkRolloutBuffer:
 
         executed_B = take(self.executed_TN)
         old_logprob_BL, mask_BL = to_level(take(self.logprob_TNKA), executed_B, level)
-        advantage_BL = self._advantage(take, level)
+        advantage_BL = take(self.advantage_TN)[:, None]
+        if self.step_advantage_TNK is not None:
+            assert level in ("token", "action"), "a chunk's ratio cannot take the advantages of its steps"
+            repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
+            advantage_BL = take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
         if self.behaviour_logprob_TNKA is not None:
             behaviour_BL, _ = to_level(take(self.behaviour_logprob_TNKA), executed_B, level)
             advantage_BL = advantage_BL * importance_weight(old_logprob_BL, behaviour_BL)
+        return_BU, old_value_BU = take(self.return_TN)[:, None], take(self.value_TN)[:, None]
+        value_weight_BU = None if self.value_scale_TN is None else take(self.value_scale_TN)[:, None]
+        if self.step_value_TNK is not None and self.step_return_TNK is not None:
+            assert value_weight_BU is not None, "the values of steps that were not run must not count"
+            return_BU, old_value_BU = take(self.step_return_TNK), take(self.step_value_TNK)
+            value_weight_BU = value_weight_BU * executed_mask(executed_B, old_value_BU.shape[1])
+        ref_logprob_BW = token_mask_BW = None
+        if self.ref_logprob_TNKA is not None:
+            ref_logprob_BW, token_mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
         return Minibatch(
-            # What the policy reads on the CPU stays there.
-            obs={
-                key: whole.flatten(0, 1)[index_B] if key in HOST_KEYS else take(whole)
-                for key, whole in self.obs.items()
-            },
+            obs=on_device({key: whole.flatten(0, 1)[index_B] for key, whole in self.obs.items()}, device),
             choice={key: take(whole) for key, whole in self.record.items()},
             executed_B=executed_B,
             old_logprob_BL=old_logprob_BL,
             advantage_BL=advantage_BL,
+            return_BU=return_BU,
+            old_value_BU=old_value_BU,
             mask_BL=mask_BL,
             weight_BL=take(self.element_scale_TN)[:, None] * mask_BL,
-            **self._targets(take, executed_B),
-            **self._reference(take, executed_B),
+            value_weight_BU=value_weight_BU,
+            ref_logprob_BW=ref_logprob_BW,
+            token_mask_BW=token_mask_BW,
         )
-
-    def _advantage(self, take: Callable[[Tensor], Tensor], level: LogprobLevel) -> Tensor:
-        if self.step_advantage_TNK is None:
-            return take(self.advantage_TN)[:, None]
-        assert level in ("token", "action"), "a chunk's ratio cannot take the advantages of its steps"
-        repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
-        return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
-
-    def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
-        scale_B1 = None if self.value_scale_TN is None else take(self.value_scale_TN)[:, None]
-        if self.step_value_TNK is None or self.step_return_TNK is None:
-            return {
-                "return_BU": take(self.return_TN)[:, None],
-                "old_value_BU": take(self.value_TN)[:, None],
-                "value_weight_BU": scale_B1,
-            }
-        assert scale_B1 is not None, "the values of steps that were not run must not count"
-        return {
-            "return_BU": take(self.step_return_TNK),
-            "old_value_BU": take(self.step_value_TNK),
-            "value_weight_BU": scale_B1 * executed_mask(executed_B, self.step_value_TNK.shape[2]),
-        }
-
-    def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
-        if self.ref_logprob_TNKA is None:
-            return {}
-        logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
-        return {"ref_logprob_BW": logprob_BW, "token_mask_BW": mask_BW}
-
-    def keep_behaviour_logprobs(self) -> None:
-        """Keep the log-probabilities under the weights that decided; call it before `replace_logprobs`.
-
-        Minibatches then weight advantages by `importance_weight`.
-        """
-        self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
-
-    def replace_logprobs(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
-        """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
-        self.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
-
-    def begin_reference(self) -> None:
-        """Keep log-probabilities of the reference policy, 0 until written: a rank may have none to write."""
-        self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
-
-    def write_reference(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
-        """Set the reference policy's log-probabilities of the decisions at flat indices `index_B`."""
-        assert self.ref_logprob_TNKA is not None
-        self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
-
-    def _allocate(self, shapes: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
-        """Allocate tensors of the first decision's shapes; `shapes` is name as in `collected` -> shape and dtype."""
-        for name, (shape, dtype) in shapes.items():
-            if name in _FIXED:
-                continue
-            zeros = torch.zeros(self.buffer_size, self.columns, *shape, dtype=dtype)
-            kind, slash, key = name.partition("/")
-            if slash:
-                (self.obs if kind == "obs" else self.record)[key] = zeros
-            else:
-                setattr(self, name, zeros)
 
 
 def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:

@@ -199,11 +199,13 @@ class RolloutCollector:
     def _write(self, row: int, columns: np.ndarray, step: Step) -> None:
         """Write a step to the buffer, with what its advantages need."""
         outcome, config = step.outcome, self._config
-        cut_off_n = outcome.truncated_n & ~outcome.terminated_n
         # An episode lost with its simulator has not failed.
-        bootstrapped_n = cut_off_n & (config.bootstrap_time_limit | outcome.lost_n)
-        if config.bootstrap_termination:
-            bootstrapped_n = bootstrapped_n | outcome.terminated_n
+        cut_off_n = outcome.truncated_n & (config.bootstrap_time_limit | outcome.lost_n)
+        bootstrapped_n = np.where(outcome.terminated_n, config.bootstrap_termination, cut_off_n)
+        final_value_n = torch.zeros(len(bootstrapped_n))
+        if bootstrapped_n.any():
+            last = {key: array[bootstrapped_n] for key, array in encode_instructions(outcome.obs).items()}
+            final_value_n[torch.from_numpy(bootstrapped_n)] = self._values(last)
         per_step = config.reward_level == "action"
         step_value_nK = None
         if per_step and config.value_level == "action":
@@ -213,19 +215,10 @@ class RolloutCollector:
             columns,
             step,
             bootstrapped_n=bootstrapped_n,
-            final_value_n=self._final_values(outcome.obs, bootstrapped_n),
+            final_value_n=final_value_n,
             step_reward_nK=outcome.step_reward_nK if per_step else None,
             step_value_nK=step_value_nK,
         )
-
-    def _final_values(self, obs: dict[str, Any], bootstrapped_n: np.ndarray) -> Tensor:
-        """Return values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""
-        value_n = torch.zeros(len(bootstrapped_n))
-        if bootstrapped_n.any():
-            encoded = encode_instructions(obs)
-            last = {key: array[bootstrapped_n] for key, array in encoded.items()}
-            value_n[torch.from_numpy(bootstrapped_n)] = self._values(last)
-        return value_n
 
     def _values(self, obs: Observation) -> Tensor:
         with torch.no_grad(), self._clock.phase("policy"):
@@ -280,7 +273,7 @@ class GroupCollector(RolloutCollector):
             if signal_P.all():
                 break
             if self._spare is None:
-                self._spare = self.buffer.like(self.env.num_envs)
+                self._spare = ChunkRolloutBuffer(self.buffer.buffer_size, n_envs=self.env.num_envs)
             self._spare.reset()
             spare = _no_groups(self.env.num_envs)
             if not self._group_round(rollout, num_rounds + extra, self._spare, 0, spare, on_step):

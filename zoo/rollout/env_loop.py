@@ -8,8 +8,7 @@ same order, however many stages there are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +22,7 @@ from vla_gym.observation import encode_instructions
 from vla_gym.single_env import VLAEnv
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.stage import Stage
-from vla_gym.vector.step import joined_steps
+from vla_gym.vector.step import EnvStep, joined_steps
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.types import ActionSample
 from zoo.rollout.buffer import Observation, Step
@@ -69,105 +68,88 @@ class EnvLoop:
         With `renew` a new episode begins where one ended; else its sub-environment stops, and the steps end with the
         last episode. However this ends, no step is under way, and `obs` is the sub-environments' present one.
         """
-        stages = [
-            _StageLoop(
-                stage,
-                {key: value[stage.part] for key, value in self.obs.items()},
-                self._act,
-                self._clock,
-                renew=renew,
-            )
+        decisions = range(first_decision, first_decision + num_decisions)
+        loops = [
+            _StageLoop(stage, {key: value[stage.part] for key, value in self.obs.items()}, self._act, self._clock)
             for stage in self._env.envs.stages
         ]
-        for stage in stages:
-            stage.decide_until(first_decision, first_decision + num_decisions)
         try:
+            for loop in loops:
+                loop.begin(decisions, renew=renew)
             while True:
-                while any(stage.pending and not stage.steps for stage in stages):
-                    for stage in stages:
-                        stage.turn()
-                ready = [stage.steps.popleft() for stage in stages if stage.steps]
+                while any(loop.stage.pending and not loop.steps for loop in loops):
+                    for loop in loops:
+                        loop.turn()
+                ready = [loop.steps.popleft() for loop in loops if loop.steps]
                 if not ready:
                     return
                 yield _joined(ready)
         finally:
-            for stage in stages:
-                stage.decide_until(0, 0)
-            while not self._env.envs.closed and any(stage.pending for stage in stages):
-                for stage in stages:
-                    stage.turn()
-            self.obs = _joined_obs([stage.obs for stage in stages])
+            for loop in loops:
+                loop.stopped = True
+            while not self._env.envs.closed and sum(loop.turn() for loop in loops):
+                pass
+            self.obs = _joined_obs([loop.obs for loop in loops])
 
 
 class _StageLoop:
     """One stage during a rollout. Each turn receives from the workers once and then sends once."""
 
-    def __init__(self, stage: Stage, obs: Observation, act: Act, clock: PhaseClock, *, renew: bool) -> None:
+    def __init__(self, stage: Stage, obs: Observation, act: Act, clock: PhaseClock) -> None:
+        self.stage = stage
         self.obs = obs
         """The stage's present observation."""
         self.steps: deque[Step] = deque()
         """Finished steps that are not yet yielded."""
-        self._stage = stage
+        self.stopped = False
+        """Whether no further decision is taken."""
         self._act = act
         self._clock = clock
-        self._renew = renew
-        self._next, self._end = 0, 0
-        self._decision: tuple[np.ndarray, Observation, ActionSample] | None = None
-        """Sub-environments, observation and decision under way."""
-        self._before_reset: Step | None = None
+        self._turns: Iterator[bool] = iter(())
 
-    @property
-    def pending(self) -> bool:
-        """Whether workers simulate this stage."""
-        return self._stage.pending
+    def begin(self, decisions: range, *, renew: bool) -> None:
+        """Take the first of the decisions now; the others follow in turn."""
+        self._turns = self._run(decisions, renew=renew)
+        self.turn()
 
-    def decide_until(self, next_decision: int, end: int) -> None:
-        """Take decision number `next_decision` now, if it is below `end`, and the others in turn."""
-        self._next, self._end = next_decision, end
-        if not self.pending:
-            self._decide()
+    def turn(self) -> bool:
+        """Wait for the workers, then begin new episodes or decide again; whether workers simulate the stage."""
+        return next(self._turns, False)
 
-    def turn(self) -> None:
-        """Wait for the workers, then begin new episodes or decide again."""
-        if not self.pending:
-            return
-        with self._clock.phase("env"):
-            received = self._stage.receive()
-        self.obs = encode_instructions(received.obs)
-        if self._before_reset is None:
-            assert self._decision is not None
-            env_n, obs, sample = self._decision
-            step = Step(env_n, obs, sample, received.of(env_n - self._stage.part.start), next_obs=obs)
-            if self._renew and step.done_n.any():
-                self._before_reset = step
-                self._stage.send_reset(received.done_n)
+    def _run(self, decisions: range, *, renew: bool) -> Iterator[bool]:
+        for decision in decisions:
+            row_n = np.flatnonzero(self.stage.running_n)
+            if self.stopped or not len(row_n):
                 return
-        else:
-            step, self._before_reset = self._before_reset, None
-        self.steps.append(replace(step, next_obs=self._of(step.env_n)))
-        self._decide()
+            env_n = row_n + self.stage.part.start
+            obs = self._of(row_n)
+            with self._clock.phase("policy"):
+                sample = self._act(obs, decision, env_n)
+                action_nKA = sample.action_BKA.cpu().numpy()
+            actions = np.zeros((len(self.stage.running_n), *action_nKA.shape[1:]), dtype=np.float32)
+            actions[row_n] = action_nKA
+            with self._clock.phase("env"):
+                self.stage.send_step(actions)
+            yield True
+            received = self._receive()
+            outcome = received.of(row_n)
+            if renew and outcome.done_n.any():
+                self.stage.send_reset(received.done_n)
+                yield True
+                self._receive()
+            self.steps.append(Step(env_n, obs, sample, outcome, next_obs=self._of(row_n)))
 
-    def _decide(self) -> None:
-        row_n = np.flatnonzero(self._stage.running_n)
-        if self._next >= self._end or not len(row_n):
-            return
-        env_n = row_n + self._stage.part.start
-        obs = self._of(env_n)
-        with self._clock.phase("policy"):
-            sample = self._act(obs, self._next, env_n)
-            action_nKA = sample.action_BKA.cpu().numpy()
-        actions = np.zeros((len(self._stage.running_n), *action_nKA.shape[1:]), dtype=np.float32)
-        actions[row_n] = action_nKA
-        self._next += 1
+    def _receive(self) -> EnvStep:
         with self._clock.phase("env"):
-            self._stage.send_step(actions)
-        self._decision = (env_n, obs, sample)
+            received = self.stage.receive()
+        self.obs = encode_instructions(received.obs)
+        return received
 
-    def _of(self, env_n: np.ndarray) -> Observation:
+    def _of(self, row_n: np.ndarray) -> Observation:
         """The present observation of some of the stage's sub-environments."""
-        if len(env_n) == len(self._stage.running_n):
+        if len(row_n) == len(self.stage.running_n):
             return self.obs
-        return {key: value[env_n - self._stage.part.start] for key, value in self.obs.items()}
+        return {key: value[row_n] for key, value in self.obs.items()}
 
 
 def _joined(steps: Sequence[Step]) -> Step:

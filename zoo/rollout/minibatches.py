@@ -7,7 +7,7 @@ ranks, which hold equally many columns, score nearly equally many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ from torch import Tensor
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer, Minibatch
+
+Part = tuple[Tensor, float]
+"""Flat indices (row * columns + column) into this rank's buffer, maybe none, and their `MicroBatch.weight`."""
 
 
 @dataclass(frozen=True)
@@ -51,89 +54,46 @@ class RolloutData:
 
     def minibatches(self, epoch: int) -> Iterator[Iterable[MicroBatch]]:
         """Yield the minibatches of a pass, shuffled by `epoch`; equally many, in as many parts, on every rank."""
-        for shard in self._shards(epoch):
-            yield self._micro_batches(shard)
+        return map(self._micro_batches, self._shards(epoch))
 
     def recompute_log_probs(self, score: Callable[[Minibatch], Tensor], epoch: int) -> None:
         """Replace the log-probabilities by those of `score`, the training path."""
         # In the update's own micro-batches, equally many on every rank: all ranks score a sharded policy together.
         with torch.no_grad():
-            for shard in self._shards(epoch):
-                for index_B in shard.micro_batches(self.micro_batch_size):
-                    logprob_BKA = score(self._to_score(index_B))
-                    if len(index_B):
-                        self.buffer.replace_logprobs(index_B, logprob_BKA)
+            for index_B, _ in (part for parts in self._shards(epoch) for part in parts):
+                logprob_BKA = score(self._to_score(index_B)).float().cpu()
+                self.buffer.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA[: len(index_B)]
 
     def compute_ref_log_probs(self, score: Callable[[Minibatch], Tensor]) -> None:
         """Write the log-probabilities under the reference policy."""
-        self.buffer.begin_reference()
+        # A rank may have none to write.
+        ref_logprob_TNKA = self.buffer.ref_logprob_TNKA = torch.zeros_like(self.buffer.logprob_TNKA)
         with torch.no_grad():
             for index_B in split_evenly(self.buffer.selected_indices(), self.micro_batch_size or self.batch_size):
-                self.buffer.write_reference(index_B, score(self._to_score(index_B)))
+                ref_logprob_TNKA.flatten(0, 1)[index_B] = score(self._to_score(index_B)).float().cpu()
 
-    def values_and_returns(self) -> tuple[Tensor, Tensor]:
-        """Return the values and their targets, flat."""
-        buffer = self.buffer
-        if buffer.step_value_TNK is not None and buffer.step_return_TNK is not None:
-            valid_TNK = buffer.executed_steps()
-            return buffer.step_value_TNK[valid_TNK], buffer.step_return_TNK[valid_TNK]
-        valid_TN = buffer.executed_TN > 0
-        return buffer.value_TN[valid_TN], buffer.return_TN[valid_TN]
-
-    def _shards(self, epoch: int) -> Iterator[MinibatchShard]:
-        """This rank's shards of one pass's minibatches."""
+    def _shards(self, epoch: int) -> Iterator[list[Part]]:
         group = self.process_group
-        columns = Columns(num_ranks=group.size, rank=group.rank, num_envs=self.num_envs)
-        selected_TC = columns.in_env_order(group.all_gather(self.buffer.selected()))
         rng = np.random.default_rng([self.seed, epoch])
-        return minibatch_shards(selected_TC, columns, self.batch_size, rng, masked=self.masked)
+        return minibatch_shards(
+            group.all_gather(self.buffer.selected()),
+            self.batch_size,
+            rng,
+            num_envs=self.num_envs,
+            rank=group.rank,
+            num_ranks=group.size,
+            micro_batch_size=self.micro_batch_size,
+            masked=self.masked,
+        )
 
-    def _micro_batches(self, shard: MinibatchShard) -> Iterator[MicroBatch]:
-        indices = shard.micro_batches(self.micro_batch_size)
-        for number, index_B in enumerate(indices, 1):
-            yield MicroBatch(self._to_score(index_B), weight=shard.weight(index_B), last=number == len(indices))
+    def _micro_batches(self, parts: Sequence[Part]) -> Iterator[MicroBatch]:
+        for number, (index_B, weight) in enumerate(parts, 1):
+            yield MicroBatch(self._to_score(index_B), weight, last=number == len(parts))
 
     def _to_score(self, index_B: Tensor) -> Minibatch:
         """The decisions at `index_B`, or the buffer's first where there are none, as other ranks wait for a score."""
         scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
         return self.buffer.minibatch(scored_B, self.level, self.device)
-
-
-@dataclass(frozen=True)
-class MinibatchShard:
-    """The decisions of one minibatch that this rank scores."""
-
-    index_B: Tensor
-    """Flat indices (row * columns + column) into this rank's buffer, int64; may be empty."""
-    size: int
-    """Decisions of the minibatch on all ranks, masked ones included."""
-    most: int
-    """Decisions of it on the rank that scores the most."""
-    num_ranks: int
-
-    def micro_batches(self, most: int | None) -> list[Tensor]:
-        """Indices in micro-batches of at most `most` (None: one); equally many on every rank, some maybe empty."""
-        return list(torch.tensor_split(self.index_B, 1 if most is None else max(1, -(-self.most // most))))
-
-    def weight(self, index_B: Tensor) -> float:
-        """`MicroBatch.weight` of one of the `micro_batches`."""
-        return len(index_B) / self.size * self.num_ranks
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The order of the buffers' columns (round, sub-environment) of all ranks."""
-
-    num_ranks: int
-    rank: int
-    num_envs: int
-    """Sub-environments of each rank."""
-
-    def in_env_order(self, by_rank_TC: Tensor) -> Tensor:
-        """Columns ordered by (rank, round, env) to (round, rank, env), the order that one process would have."""
-        rows = len(by_rank_TC)
-        by_rank = by_rank_TC.reshape(rows, self.num_ranks, -1, self.num_envs)
-        return by_rank.transpose(1, 2).reshape(rows, -1)
 
 
 def even_order(selected_TC: Tensor, rng: np.random.Generator) -> Tensor:
@@ -150,30 +110,40 @@ def even_order(selected_TC: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(indices[np.argsort(key.ravel()[indices], kind="stable")])
 
 
-def minibatch_shards(
-    selected_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator, *, masked: bool = False
-) -> Iterator[MinibatchShard]:
-    """One pass: minibatches of at most `batch_size` decisions; `selected_TC` is the mask of all ranks in env order.
+def env_order(num_columns: int, num_envs: int, num_ranks: int) -> Tensor:
+    """Columns (rank, round, env) of all ranks in the order (round, rank, env) of one process, int64 `[C]`."""
+    return torch.arange(num_columns).reshape(num_ranks, -1, num_envs).transpose(0, 1).flatten()
 
-    Sizes differ by at most one, so that no remainder of a few decisions takes a step as large as a full minibatch's.
-    With `masked` they are cut from all T x C places, unless none is selected: always equally many minibatches, whose
-    masked places count in `size` and are not scored.
+
+def minibatch_shards(
+    selected_TC: Tensor,
+    batch_size: int,
+    rng: np.random.Generator,
+    *,
+    num_envs: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+    micro_batch_size: int | None = None,
+    masked: bool = False,
+) -> Iterator[list[Part]]:
+    """One pass: of each minibatch of at most `batch_size` decisions the parts that `rank` scores.
+
+    `selected_TC` is the mask of all ranks, one after the other. Minibatches differ by at most one decision, so that no
+    remainder of a few takes a step as large as a full minibatch's. With `masked` they are cut from all T x C places,
+    unless none is selected: always equally many minibatches, whose masked places count and are not scored. Parts have
+    at most `micro_batch_size` decisions (None: one part) and are equally many on every rank.
     """
-    num_envs, total_columns = columns.num_envs, selected_TC.shape[1]
+    own_columns, column_C = selected_TC.shape[1] // num_ranks, env_order(selected_TC.shape[1], num_envs, num_ranks)
+    selected_TC = selected_TC[:, column_C]
     cut_from_TC = torch.ones_like(selected_TC) if masked and selected_TC.any() else selected_TC
     for place_B in split_evenly(even_order(cut_from_TC, rng), batch_size):
         index_B = place_B[selected_TC.flatten()[place_B]]
-        row_B, column_B = index_B // total_columns, index_B % total_columns
-        slot_B, env_B = column_B // num_envs, column_B % num_envs
-        round_B, rank_B = slot_B // columns.num_ranks, slot_B % columns.num_ranks
-        own_column_B = round_B * num_envs + env_B
-        own_B = rank_B == columns.rank
-        yield MinibatchShard(
-            index_B=(row_B * (total_columns // columns.num_ranks) + own_column_B)[own_B],
-            size=len(place_B),
-            most=int(torch.bincount(rank_B, minlength=1).max()),
-            num_ranks=columns.num_ranks,
-        )
+        row_B, column_B = index_B // len(column_C), column_C[index_B % len(column_C)]
+        rank_B = column_B // own_columns
+        most = int(torch.bincount(rank_B, minlength=1).max())
+        own_index_B = (row_B * own_columns + column_B % own_columns)[rank_B == rank]
+        parts = own_index_B.tensor_split(1 if micro_batch_size is None else max(1, -(-most // micro_batch_size)))
+        yield [(part_B, len(part_B) / len(place_B) * num_ranks) for part_B in parts]
 
 
 def split_evenly(index_M: Tensor, batch_size: int) -> list[Tensor]:

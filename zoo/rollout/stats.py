@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -113,35 +114,24 @@ class RolloutRecorder:
 
     def begin(self) -> None:
         """Begin a rollout; the record of an interrupted one is dropped."""
-        self._sim_steps: dict[int, int] = {}
+        self._sim_steps: Counter[int] = Counter()
         self._ended: list[dict[str, Any]] = []
-        self._counts = {"decisions": 0, "lost": 0}
+        self._counts = Counter(decisions=0, lost=0)
         self._tasks: set[int] = set()
 
     def add(self, decision: int, first_env: int, step: Step, env: SB3VecEnv) -> None:
         """Record decision number `decision`; `first_env` is this rank's first sub-environment among all ranks'."""
         outcome = step.outcome
-        self._sim_steps[decision] = self._sim_steps.get(decision, 0) + int(outcome.executed_n.sum())
+        self._sim_steps[decision] += int(outcome.executed_n.sum())
         self._counts["decisions"] += int((outcome.executed_n > 0).sum())
-        self._tasks.update(np.unique(outcome.task_id_n).tolist())
+        self._tasks.update(outcome.task_id_n.tolist())
         for row in np.flatnonzero(step.done_n).tolist():
             self._counts["lost"] += bool(outcome.lost_n[row])
-            if (stats := outcome.episodes[row]) is not None:
-                self._ended.append(
-                    {
-                        "decision": decision,
-                        "env": first_env + int(step.env_n[row]),
-                        "clock": env.seconds(),
-                        "record": {
-                            "task_id": int(outcome.task_id_n[row]),
-                            "trial_id": int(outcome.trial_id_n[row]),
-                            "success_once": bool(stats.success_once),
-                            "success_at_end": bool(stats.success_at_end),
-                            "total_reward": float(stats.total_reward),
-                            "length": int(stats.length),
-                        },
-                    }
-                )
+            if outcome.episodes[row] is not None:
+                info = outcome.info(row)
+                record = EpisodeRecord.from_info(info["episode"], task_id=info["task_id"], trial_id=info["trial_id"])
+                place = {"decision": decision, "env": first_env + int(step.env_n[row]), "clock": env.seconds()}
+                self._ended.append({**place, "record": asdict(record)})
 
     def own(self) -> dict[str, Any]:
         """This rank's record, JSON values."""
@@ -149,33 +139,29 @@ class RolloutRecorder:
             "sim_steps": sorted(self._sim_steps.items()),
             "ended": self._ended,
             "tasks": sorted(self._tasks),
-            **self._counts,
+            "counts": self._counts,
         }
 
     def merge(self, other: Mapping[str, Any]) -> None:
         """Add the `own` of a rank outside the process group."""
-        for decision, sim_steps in other["sim_steps"]:
-            self._sim_steps[decision] = self._sim_steps.get(decision, 0) + sim_steps
+        self._sim_steps.update(dict(other["sim_steps"]))
         self._ended += other["ended"]
         self._tasks.update(other["tasks"])
-        for key in self._counts:
-            self._counts[key] += other[key]
+        self._counts.update(other["counts"])
 
     def finish(self, process_group: ProcessGroup, num_timesteps: int) -> RolloutStats:
         """Join the records of all ranks; the rollout began at `num_timesteps`. Every rank must call it."""
         total = RolloutRecorder()
         for own in process_group.all_gather_object(self.own()):
             total.merge(own)
-        began_at = num_timesteps
         after: dict[int, int] = {}
         for decision, sim_steps in sorted(total._sim_steps.items()):
-            num_timesteps += sim_steps
-            after[decision] = num_timesteps
+            after[decision] = num_timesteps = num_timesteps + sim_steps
         ended = sorted(total._ended, key=lambda episode: (episode["decision"], episode["env"]))
         return RolloutStats(
             num_timesteps=num_timesteps,
             num_decisions=total._counts["decisions"],
-            num_sim_steps=num_timesteps - began_at,
+            num_sim_steps=total._sim_steps.total(),
             num_lost=total._counts["lost"],
             episodes=tuple(
                 TrainingEpisode(after[episode["decision"]], EpisodeRecord(**episode["record"]), episode["clock"])

@@ -278,8 +278,8 @@ def test_weights_are_those_of_stable_baselines3s_ppo(settings: dict[str, Any]):
                     place[name] = rollout.swap_and_flatten(place[name])
                 rollout.generator_ready = True
             shards = ours.rollout_data()._shards(next(passes))
-            for shard in shards:
-                row, column = shard.index_B // num_envs, shard.index_B % num_envs
+            for ((index_B, _),) in shards:
+                row, column = index_B // num_envs, index_B % num_envs
                 yield rollout._get_samples((column * num_steps + row).numpy())
 
         rollout.get = get

@@ -13,7 +13,6 @@ from zoo.algorithms.losses import PPOLoss, Scores
 from zoo.algorithms.update_metrics import (
     TrainingWarning,
     TrainingWarnings,
-    UpdateHealth,
     UpdateMetrics,
     behaviour_gap,
     explained_variance,
@@ -173,22 +172,22 @@ HEALTHY = {
     "groups": 8,
     "groups_with_signal": 5,
     "advantage_spread": 2.0,
-    "clip_fraction": 0.1,
-    "kl": 0.01,
-    "entropy": 3.0,
+    "train/actor/clip_fraction": 0.1,
+    "train/actor/approx_kl_k3": 0.01,
+    "train/actor/entropy": 3.0,
     "value_gap": 0.2,
-    "ratio_gap": 1e-6,
+    "train/actor/ratio_first_gap": 1e-6,
 }
 
 
 def test_a_healthy_update_is_not_complained_about():
-    assert faults(UpdateHealth(**HEALTHY)) == {}
+    assert faults(HEALTHY) == {}
 
 
 def test_groups_that_are_all_solved_are_no_fault():
-    assert faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=8)) == {}
-    assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=7))
-    left_out = faults(UpdateHealth(groups=8, groups_with_signal=0, groups_left_out=3))["AllGroupsDead"]
+    assert faults({"groups": 8, "groups_with_signal": 0, "groups_solved": 8}) == {}
+    assert "AllGroupsDead" in faults({"groups": 8, "groups_with_signal": 0, "groups_solved": 7})
+    left_out = faults({"groups": 8, "groups_with_signal": 0, "groups_left_out": 3})["AllGroupsDead"]
     assert left_out.startswith("of 8 groups 3 have both better and worse members, and score_bounds or a lost episode")
 
 
@@ -197,18 +196,18 @@ def test_groups_that_are_all_solved_are_no_fault():
     [
         ({"groups_with_signal": 0}, "AllGroupsDead", "temperature"),
         ({"advantage_spread": 0.0}, "ZeroAdvantage", "rewards"),
-        ({"clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
-        ({"kl": 0.4}, "KLHigh", "target_kl"),
-        ({"entropy": 1e-4}, "EntropyCollapse", "ent_coef"),
+        ({"train/actor/clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
+        ({"train/actor/approx_kl_k3": 0.4}, "KLHigh", "target_kl"),
+        ({"train/actor/entropy": 1e-4}, "EntropyCollapse", "ent_coef"),
         ({"value_gap": 3.0}, "ValueDivergence", "clip_range_vf"),
-        ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
-        ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
+        ({"train/actor/skipped_steps": 1}, "GradientNotFinite", "float32"),
+        ({"train/actor/ratio_first_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
         ({"no_signal_updates": 5}, "NoSuccessAtAll", "task_reward"),
         ({"no_success_episodes": 64}, "NoSuccessAtAll", "zoo.sft"),
     ],
 )
 def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):
-    found = faults(UpdateHealth(**{**HEALTHY, **change}))
+    found = faults({**HEALTHY, **change})
     assert list(found) == [name]
     assert knob in found[name]
 
@@ -222,7 +221,7 @@ def test_half_precision_may_round_a_logit_to_its_neighbour(steps: float, half_pr
     # e^0.0625 - 1 = 0.064 is above 0.05; e^0.25 - 1 = 0.284 is the limit itself; e^0.3125 - 1 = 0.367 is above.
     assert torch.tensor([16.06, 16.07]).bfloat16().tolist() == [16.0, 16.125]
     gap = math.expm1(steps * 0.125)
-    found = faults(UpdateHealth(**{**HEALTHY, "ratio_gap": gap}, half_precision=half_precision))
+    found = faults({**HEALTHY, "train/actor/ratio_first_gap": gap, "half_precision": half_precision})
     assert ("RatioNotOne" in found) == warned
     assert all("recompute_logprobs" in text for text in found.values())
 
@@ -243,7 +242,7 @@ def test_frozen_weights_in_half_precision_count(dtype: torch.dtype, trained: boo
 
 
 def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
-    alarms, sick = TrainingWarnings(), UpdateHealth(kl=1.0)
+    alarms, sick = TrainingWarnings(), {"train/actor/approx_kl_k3": 1.0}
     warned = []
     for occurrence in range(1, 11):
         with warnings.catch_warnings(record=True) as caught:

@@ -54,7 +54,6 @@ def test_the_decisions_land_in_the_buffer():
     made = collector(CUT_OFF, SOLVED)
     stats = made.collect(start(made), go_on)
     buffer = made.buffer
-    assert buffer.pos == 3
     assert buffer.obs["image"][:, :, 0, 0, 0].tolist() == [[0, 0], [10, 10], [0, 20]]
     assert buffer.logprob_TNKA.shape == (3, 2, CHUNK, DIMS)
     # Four bins, each as likely.
@@ -114,7 +113,7 @@ def test_a_rollout_that_is_stopped_leaves_the_present_observation():
         return len(calls) < 2
 
     assert made.collect(start(made), stop_at_the_second) is None
-    assert made.buffer.pos == 1
+    assert made.buffer.executed_TN.tolist() == [[3, 3], [0, 0], [0, 0]]
     # The third decision, which was under way, is done: 0 is in its second episode, 1 has begun anew.
     assert made.obs["image"][:, 0, 0, 0].tolist() == [10, 0]
 

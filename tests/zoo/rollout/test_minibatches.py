@@ -13,7 +13,7 @@ from tests.zoo.rollout.steps import step
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.advantages import write_loss_weights
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.minibatches import Columns, MicroBatch, RolloutData, even_order, minibatch_shards, split_evenly
+from zoo.rollout.minibatches import MicroBatch, RolloutData, env_order, even_order, minibatch_shards, split_evenly
 
 ROWS, COLUMNS = 6, 8
 
@@ -50,45 +50,46 @@ def test_a_stretch_of_the_order_holds_every_columns_share():
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_masked_places_count_in_minibatches_of_one_size(num_ranks: int):
     """36 of the 48 places are selected: six minibatches of eight places, of which six are scored on average."""
-    ranks = [Columns(num_ranks, rank, 8 // num_ranks) for rank in range(num_ranks)]
-    found = [list(minibatch_shards(selected(), columns, 8, rng(), masked=True)) for columns in ranks]
-    assert [shard.size for shard in found[0]] == [8] * 6
-    assert sum(len(shard.index_B) for shards in found for shard in shards) == 36
+    ranks = [{"rank": rank, "num_ranks": num_ranks, "num_envs": 8 // num_ranks} for rank in range(num_ranks)]
+    found = [list(minibatch_shards(selected(), 8, rng(), masked=True, **place)) for place in ranks]
+    assert len(found[0]) == 6
+    parts = [part for shards in found for shard in shards for part in shard]
+    assert sum(len(index_B) for index_B, _ in parts) == 36
     # Shares of the gradient are of eight places each: together 36 / 8 minibatches' worth.
-    weights = [shard.weight(shard.index_B) for shards in found for shard in shards]
-    assert sum(weights) / num_ranks == pytest.approx(36 / 8)
-    assert [len(shard.index_B) for shard in minibatch_shards(selected(), Columns(1, 0, 8), 8, rng())] == [8, 7, 7, 7, 7]
+    assert [weight for _, weight in parts] == [len(index_B) / 8 * num_ranks for index_B, _ in parts]
+    whole = minibatch_shards(selected(), 8, rng(), num_envs=8)
+    assert [len(index_B) for shard in whole for index_B, _ in shard] == [8, 7, 7, 7, 7]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
     """Two rounds of four sub-environments; buffers hold (rank, round, env), names are (round, rank, env)."""
     num_envs = 4 // num_ranks
-    whole_TC = selected()
     name_TC = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
     own = [  # what each rank's buffer would hold
         name_TC.reshape(ROWS, 2, num_ranks, num_envs)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
     ]
-    expected = [set(shard.index_B.tolist()) for shard in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))]
+    by_rank_TC = torch.cat(own, dim=1)
+    assert by_rank_TC[:, env_order(COLUMNS, num_envs, num_ranks)].equal(name_TC)
+    selected_TC = selected().flatten()[by_rank_TC]
+    expected = [set(index_B.tolist()) for ((index_B, _),) in minibatch_shards(selected(), 7, rng(3), num_envs=4)]
     found: list[set[int]] = [set() for _ in expected]
     for rank in range(num_ranks):
-        columns = Columns(num_ranks, rank, num_envs)
-        assert columns.in_env_order(torch.cat(own, dim=1)).equal(name_TC)
-        for names, piece in zip(found, minibatch_shards(whole_TC, columns, 7, rng(3)), strict=True):
-            names.update(own[rank].flatten()[piece.index_B].tolist())
-            assert len(piece.index_B) <= piece.most
+        shards = minibatch_shards(selected_TC, 7, rng(3), num_envs=num_envs, rank=rank, num_ranks=num_ranks)
+        for names, ((index_B, _),) in zip(found, shards, strict=True):
+            names.update(own[rank].flatten()[index_B].tolist())
     assert found == expected
 
 
 def test_ranks_have_as_many_parts_and_their_shares_add_up():
-    found = [list(minibatch_shards(selected(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
+    ranks = [{"rank": rank, "num_ranks": 2, "num_envs": 4, "micro_batch_size": 2} for rank in range(2)]
+    found = [list(minibatch_shards(selected(), 7, rng(), **place)) for place in ranks]
     for first, second in zip(*found, strict=True):
-        micro_batches = [*first.micro_batches(2), *second.micro_batches(2)]
-        assert len(first.micro_batches(2)) == len(second.micro_batches(2)) == -(-first.most // 2)
-        assert max(len(index_B) for index_B in micro_batches) <= 2
+        most = max(sum(len(index_B) for index_B, _ in parts) for parts in (first, second))
+        assert len(first) == len(second) == -(-most // 2)
+        assert max(len(index_B) for index_B, _ in [*first, *second]) <= 2
         # The mean over the two ranks of their shares is the whole minibatch.
-        assert sum(first.weight(index_B) for index_B in micro_batches) / 2 == pytest.approx(1.0)
-        assert len(first.micro_batches(None)) == 1
+        assert sum(weight for _, weight in [*first, *second]) / 2 == pytest.approx(1.0)
 
 
 # A rollout of four decisions, of which one ran nothing ------------------------------------------------
@@ -136,18 +137,18 @@ def test_micro_batches_share_a_minibatch_out():
 
 def test_values_and_returns_are_of_decisions_that_ran():
     data = chunk_data()
-    value, target = data.values_and_returns()
+    value, target = data.buffer.values_and_returns()
     assert (value.tolist(), target.tolist()) == ([0, 1, 10], [1, 2, 11])
     data.buffer.step_value_TNK = torch.arange(8.0).reshape(2, 2, CHUNK)
     data.buffer.step_return_TNK = data.buffer.step_value_TNK + 0.5
-    value, target = data.values_and_returns()
+    value, target = data.buffer.values_and_returns()
     # Two steps ran of decisions (0, 0) and (1, 0), one of (0, 1).
     assert (value.tolist(), target.tolist()) == ([0, 1, 2, 4, 5], [0.5, 1.5, 2.5, 4.5, 5.5])
 
 
 def test_decisions_of_older_weights_are_weighted_by_both_log_probs():
     data = chunk_data(batch_size=3)
-    data.buffer.keep_behaviour_logprobs()
+    data.buffer.behaviour_logprob_TNKA = data.buffer.logprob_TNKA.clone()
     data.recompute_log_probs(half, 0)
     (minibatch,) = data.minibatches(0)
     (micro_batch,) = minibatch
