@@ -109,7 +109,7 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     def _log_groups(self, stats: RolloutStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
         """Log the groups of all ranks, and keep their counts for the update's warnings."""
-        groups = stats.groups
+        groups, group = stats.groups, self.process_group
         assert groups is not None
         success_P = groups.solved_N.reshape(-1, self.group_size).sum(dim=1)
         success_P, kept_P = self.process_group.all_gather(torch.stack([success_P, signal_P.long()]))
@@ -131,7 +131,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             "rollout/groups": float(count),
         }
         if self.config.resample_dead_groups:
-            extra_rounds = float(self.process_group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
+            extra_rounds = float(group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
             values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
         self.record(values)
 

@@ -68,8 +68,8 @@ if TYPE_CHECKING:  # only runs beside demonstrations load them
     from zoo.imitation.loss import DemonstrationsLoss
 
 _OF_THIS_PROCESS = (
-    *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "_rollout_source"),
-    *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "_offload_idle"),
+    *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "rollout_source"),
+    *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "offload_idle"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS: Mapping[str, Any] = {
@@ -121,8 +121,10 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.process_group = current_process_group() if process_group is None else process_group
         own = {field.name: given.pop(field.name) for field in fields(self.config_class)}
         vars(self).update(own)
-        self._rollout_source: RolloutSource | None = None
-        self._offload_idle = False
+        self.rollout_source: RolloutSource | None = None
+        """Where rollouts come from that other processes collect; None = they are collected here."""
+        self.offload_idle = False
+        """Whether the optimiser's state rests in main memory while the policy decides."""
         self.rollout_stats: RolloutStats | None = None
         """The last rollout of all ranks."""
         self.train_state: TrainState | None = None
@@ -203,14 +205,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         buffer: Any = self.rollout_buffer
         assert isinstance(buffer, ChunkRolloutBuffer)
         return buffer
-
-    def set_rollout_source(self, source: RolloutSource) -> None:
-        """Take rollouts from `source`, which other processes fill, instead of collecting them here."""
-        self._rollout_source = source
-
-    def set_offload_idle(self, offload_idle: bool) -> None:
-        """Set whether the optimiser's state rests in main memory while the policy decides."""
-        self._offload_idle = offload_idle
 
     def collector(self) -> RolloutCollector:
         """Return the collector of this process; replaced when environment, policy, buffer or seed are."""
@@ -365,14 +359,18 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """Fill the rollout buffer and its advantages; False when a callback, on any rank, stopped it."""
         assert self._last_obs is not None, "No previous observation was provided"
-        rest = offloaded_state(self.policy.optimizer) if self._offload_idle else nullcontext()
+        rest = offloaded_state(self.policy.optimizer) if self.offload_idle else nullcontext()
         with rest, self.clock.phase("rollout"):
             self.policy.set_training_mode(False)
             rollout_buffer.reset()
             callback.on_rollout_start()
-            source = self._rollout_source or self.collector()
+            source = self.rollout_source or self.collector()
+            last_obs: Any = self._last_obs
+            at_start = self.num_rounds is not None and not self._needs_reset
+            start = RolloutStart(self._updates_done, self.num_timesteps, last_obs, at_episode_start=at_start)
+            self._needs_reset = True
             try:
-                stats = source.collect(self._rollout_start(), lambda step: self._after_decision(callback, step))
+                stats = source.collect(start, lambda step: self._after_decision(callback, step))
             finally:
                 self._last_obs = source.obs
             if stats is None:
@@ -391,7 +389,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         """
         config, loss, data, learner = self.config, self.loss(), self.rollout_data(), self.learner
         metrics, fitted = UpdateMetrics(loss, self.process_group), UpdateMetrics(loss, self.process_group)
-        off_policy = self._rollout_source is not None and self._rollout_source.off_policy
+        off_policy = self.rollout_source is not None and self.rollout_source.off_policy
         learner.policy.set_training_mode(True)  # type: ignore[operator]
         self._update_learning_rate(learner.raw_optimizer)
         with self.clock.phase("update"):
@@ -479,12 +477,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
         if self.config.kl_coef and not self._updates_done:
             check_start(self.policy, self.config.kl_reference)
-
-    def _rollout_start(self) -> RolloutStart:
-        obs: Any = self._last_obs
-        at_start = self.num_rounds is not None and not self._needs_reset
-        self._needs_reset = True
-        return RolloutStart(self._updates_done, self.num_timesteps, obs, at_episode_start=at_start)
 
     def _after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
         """Count a decision and call Stable-Baselines3's callbacks; False when one of them stops training.

@@ -247,14 +247,14 @@ class GroupCollector(RolloutCollector):
         self._group_size = group_size
         self._max_extra_rounds = max_extra_rounds
         self._has_signal = has_signal
-        self._groups = _no_groups(self.buffer.columns)
+        self._groups = GroupStats.empty(self.buffer.columns)
         self._spare: ChunkRolloutBuffer | None = None
 
     def results(self) -> dict[str, Any]:
         return {"groups": self._groups}
 
     def _fill(self, rollout: int, on_step: OnStep) -> bool:
-        self._groups = _no_groups(self.buffer.columns)
+        self._groups = GroupStats.empty(self.buffer.columns)
         return super()._fill(rollout, on_step) and self._resample(rollout, on_step)
 
     def _round(self, rollout: int, number: int, on_step: OnStep) -> bool:
@@ -275,7 +275,7 @@ class GroupCollector(RolloutCollector):
             if self._spare is None:
                 self._spare = ChunkRolloutBuffer(self.buffer.buffer_size, n_envs=self.env.num_envs)
             self._spare.reset()
-            spare = _no_groups(self.env.num_envs)
+            spare = GroupStats.empty(self.env.num_envs)
             if not self._group_round(rollout, num_rounds + extra, self._spare, 0, spare, on_step):
                 return False
             groups.extra_rounds += 1

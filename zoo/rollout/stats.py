@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vla_gym.vector.sb3 import SB3VecEnv
@@ -79,6 +80,11 @@ class GroupStats:
     extra_rounds: int = 0
     """Rounds collected to replace them."""
 
+    @classmethod
+    def empty(cls, num_columns: int) -> GroupStats:
+        """Return those of episodes yet to come."""
+        return cls(*torch.zeros(2, num_columns, dtype=torch.bool))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStats:
@@ -127,11 +133,17 @@ class RolloutRecorder:
         self._tasks.update(outcome.task_id_n.tolist())
         for row in np.flatnonzero(step.done_n).tolist():
             self._counts["lost"] += bool(outcome.lost_n[row])
-            if outcome.episodes[row] is not None:
-                info = outcome.info(row)
-                record = EpisodeRecord.from_info(info["episode"], task_id=info["task_id"], trial_id=info["trial_id"])
+            if (stats := outcome.episodes[row]) is not None:
+                record = {
+                    "task_id": int(outcome.task_id_n[row]),
+                    "trial_id": int(outcome.trial_id_n[row]),
+                    "success_once": bool(stats.success_once),
+                    "success_at_end": bool(stats.success_at_end),
+                    "total_reward": float(stats.total_reward),
+                    "length": int(stats.length),
+                }
                 place = {"decision": decision, "env": first_env + int(step.env_n[row]), "clock": env.seconds()}
-                self._ended.append({**place, "record": asdict(record)})
+                self._ended.append({**place, "record": record})
 
     def own(self) -> dict[str, Any]:
         """This rank's record, JSON values."""

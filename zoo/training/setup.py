@@ -89,7 +89,7 @@ def make_model(
         process_group=process_group,
         **settings,
     )
-    model.set_offload_idle(config.offload_idle)
+    model.offload_idle = config.offload_idle
     if job.checkpoint is None:
         model.check_reference_at_start()
     return model

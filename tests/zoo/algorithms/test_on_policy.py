@@ -200,7 +200,7 @@ def model() -> Any:
 
 def test_a_source_that_is_stopped_ends_training_at_the_update_before(model: Any):
     source = StoppedSource(model.collector())
-    model.set_rollout_source(source)
+    model.rollout_source = source
     model.learn(100)
     assert source.starts == [(0, 0), (1, 8)]
     # The state kept is of after the first update, not of the second rollout.
