@@ -171,6 +171,8 @@ def test_a_minibatch_of_masked_places_says_nothing_of_the_ratio():
 HEALTHY = {
     "groups": 8,
     "groups_with_signal": 5,
+    "groups_left_out": 0,
+    "groups_solved": 0,
     "advantage_spread": 2.0,
     "train/actor/clip_fraction": 0.1,
     "train/actor/approx_kl_k3": 0.01,
