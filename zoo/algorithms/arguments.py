@@ -11,7 +11,7 @@ from vla_gym.errors import BadValue
 from zoo.config.algorithm_configs import OnPolicyConfig
 from zoo.config.settings import annotations_of, check_fields, unknown_setting
 
-RUN_ARGUMENTS: Mapping[str, Any] = {
+RUN_ARGUMENTS: Mapping[str, object] = {
     "stats_window_size": 100,
     "tensorboard_log": None,
     "policy_kwargs": None,

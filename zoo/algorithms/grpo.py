@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +42,8 @@ class GRPO(VLAOnPolicyAlgorithm):
         *("ent_coef", "max_grad_norm", "target_kl"),
     )
     foreign_setting = "clip_range_vf"
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self._barren_updates = self._barren_episodes = 0
-        """Consecutive updates without signal or success, and their episodes."""
-        super().__init__(*args, **settings)
+    _barren_updates = _barren_episodes = 0
+    """Consecutive updates without signal or success, and their episodes."""
 
     @property
     def config(self) -> GRPOConfig:
@@ -109,7 +104,7 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     def _log_groups(self, stats: RolloutStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
         """Log the groups of all ranks, and keep their counts for the update's warnings."""
-        groups, group = stats.groups, self.process_group
+        groups = stats.groups
         assert groups is not None
         success_P = groups.solved_N.reshape(-1, self.group_size).sum(dim=1)
         success_P, kept_P = self.process_group.all_gather(torch.stack([success_P, signal_P.long()]))
@@ -118,7 +113,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         count, kept = len(kept_P), int(kept_P.sum())
         own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled])
         zero_variance, resampled = self.process_group.all_reduce_sum(own).tolist()
-        self._group_counts: dict[str, Any] = {
+        self._group_counts = {
             "groups": count,
             "groups_with_signal": kept,
             "groups_left_out": count - kept - int(zero_variance),
@@ -131,7 +126,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             "rollout/groups": float(count),
         }
         if self.config.resample_dead_groups:
-            extra_rounds = float(group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
+            extra_rounds = float(self.process_group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
             values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
         self.record(values)
 

@@ -9,6 +9,7 @@ PPO and GRPO add the advantages, the loss, and what they log.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,6 @@ from zoo.rollout.collector import (
     RolloutSource,
     RolloutStart,
     check_share,
-    decisions_of_an_episode,
 )
 from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
@@ -69,10 +69,10 @@ if TYPE_CHECKING:  # only runs beside demonstrations load them
 
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "rollout_source"),
-    *("_collector", "_learner", "_reference", "_demonstrations", "_log_window", "_start_sampler", "offload_idle"),
+    *("_collector", "_learner", "reference", "demonstrations", "_log_window", "start_sampler", "offload_idle"),
 )
 """Attributes that `save` leaves out."""
-_SB3_SETTINGS: Mapping[str, Any] = {
+_SB3_SETTINGS: Mapping[str, float | None] = {
     "learning_rate": None,
     "n_steps": 1,
     "gamma": None,
@@ -135,9 +135,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.training_warnings = TrainingWarnings()
         self._collector: RolloutCollector | None = None
         self._learner: Learner | None = None
-        self._reference: Reference | None = None
-        self._demonstrations: DemonstrationsLoss | None = None
-        self._start_sampler: StartSampler | None = None
         self._log_window = LogWindow()
         self._updates_done = 0
         self._needs_reset = True
@@ -179,7 +176,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _fit_to_env(self) -> None:
         """Set `n_steps` where it follows from the environment, which is there."""
         if self.num_rounds is not None:
-            self.n_steps = decisions_of_an_episode(self.envs)
+            longest = max(task.horizon for task in self.envs.benchmark.tasks)
+            self.n_steps = math.ceil(longest / self.envs.chunk)
 
     # Components ------------------------------------------------------------------------------------------
 
@@ -261,42 +259,40 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Whether a sharded copy of the policy has begun to learn."""
         return self._learner is not None and self._learner.sharded
 
-    @property
+    @cached_property
     def reference(self) -> Reference:
         """The reference policy of the KL term: the policy as it was at the first access, before the first update.
 
         A checkpoint keeps it; a model that was saved and loaded does not.
         """
-        if self._reference is None:
-            self._reference = Reference(self.policy, self.config.kl_reference)
-        return self._reference
+        return Reference(self.policy, self.config.kl_reference)
 
-    @property
+    @cached_property
     def demonstrations(self) -> DemonstrationsLoss | None:
         """The demonstrations that updates imitate, read at the first access; None without `bc_coef`.
 
         Raises `BadValue` where they do not fit the policy.
         """
         config = self.config
-        if config.bc_coef and self._demonstrations is None:
-            from zoo.imitation.loss import DemonstrationsLoss, read_frames
+        if not config.bc_coef:
+            return None
+        from zoo.imitation.loss import DemonstrationsLoss, read_frames
 
-            self._demonstrations = DemonstrationsLoss(
-                read_frames(config.bc_folders, self.policy, self.envs.benchmark, self.envs.chunk),
-                coef=config.bc_coef,
-                batch_size=config.batch_size,
-                micro_batch_size=config.micro_batch_size,
-                seed=self.noise_seed,
-                process_group=self.process_group,
-            )
-        return self._demonstrations
+        return DemonstrationsLoss(
+            read_frames(config.bc_folders, self.policy, self.envs.benchmark, self.envs.chunk),
+            coef=config.bc_coef,
+            batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size,
+            seed=self.noise_seed,
+            process_group=self.process_group,
+        )
 
-    @property
+    @cached_property
     def start_sampler(self) -> StartSampler | None:
         """Weights of the start states; None where they are drawn uniformly."""
-        if self.config.start_sampling == "learnability" and self._start_sampler is None:
-            self._start_sampler = StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
-        return self._start_sampler
+        if self.config.start_sampling == "uniform":
+            return None
+        return StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
 
     def _weigh_starts(self) -> None:
         """Let the environment draw the coming episodes' start states by `start_sampler`."""
@@ -485,7 +481,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         processes collected.
         """
         assert self.env is not None
-        seen: dict[str, Any] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
+        seen: dict[str, object] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
         if step is not None:
             self.num_timesteps += int(step.outcome.executed_n.sum())
             done_N, reward_N = np.zeros(self.n_envs, dtype=bool), np.zeros(self.n_envs, dtype=np.float32)
@@ -551,9 +547,9 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def load(
         cls,
         path: str | Path | BufferedIOBase,
-        env: Any = None,
+        env: object = None,
         device: torch.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
+        custom_objects: dict[str, object] | None = None,
         *args: Any,
         **kwargs: Any,
     ) -> Self:
@@ -572,10 +568,11 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             raise BadValue(f"'{path}' was saved by another algorithm than {cls.__name__}")
         return model
 
-    def set_env(self, env: Any, force_reset: bool = True) -> None:
+    def set_env(self, env: object, force_reset: bool = True) -> None:
         """As Stable-Baselines3's, of what the constructor takes; what follows from the environment follows."""
         super().set_env(sb3_view(env), force_reset)
-        self._start_sampler = self._demonstrations = None
+        for name in ("start_sampler", "demonstrations"):
+            vars(self).pop(name, None)
         num_decisions = self.n_steps
         self._fit_to_env()
         if self.n_steps != num_decisions:
@@ -591,7 +588,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             )
 
     @staticmethod
-    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+    def _wrap_env(env: object, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """SB3's wrapping, of which `as_sb3()` needs none: images stay [H, W, 3]."""
         return sb3_view(env)
 
@@ -632,7 +629,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         set_rng_state(state.rng)
 
 
-class _Infos(Sequence[Mapping[str, Any]]):
+class _Infos(Sequence[Mapping[str, object]]):
     """Stable-Baselines3's `infos` of a decision, one per sub-environment; made when a callback first reads them."""
 
     def __init__(self, env: SB3VecEnv, step: Step) -> None:
@@ -640,8 +637,8 @@ class _Infos(Sequence[Mapping[str, Any]]):
         self._step = step
 
     @cached_property
-    def _infos(self) -> list[Mapping[str, Any]]:
-        infos: list[Mapping[str, Any]] = [{}] * self._env.num_envs
+    def _infos(self) -> list[Mapping[str, object]]:
+        infos: list[Mapping[str, object]] = [{}] * self._env.num_envs
         for env, info in zip(self._step.env_n.tolist(), self._env.step_infos(self._step.outcome), strict=True):
             infos[env] = info
         return infos

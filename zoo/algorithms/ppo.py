@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from stable_baselines3.common.utils import FloatSchedule
@@ -47,12 +46,9 @@ class PPO(VLAOnPolicyAlgorithm):
         *("normalize_advantage", "ent_coef", "vf_coef", "max_grad_norm"),
     )
     foreign_setting = "rollouts_per_update"
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self._largest_reward = 0.0
-        self._unrewarded_episodes: int | None = 0
-        """Episodes until the first success or reward; None from then on."""
-        super().__init__(*args, **settings)
+    _largest_reward = 0.0
+    _unrewarded_episodes: int | None = 0
+    """Episodes until the first success or reward; None from then on."""
 
     @property
     def config(self) -> PPOConfig:

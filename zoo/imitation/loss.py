@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def add_gradients(
     return float(sum(torch.stack(losses).tolist()))
 
 
+@dataclass(frozen=True, kw_only=True)
 class DemonstrationsLoss:
     """Minibatches of demonstrations and their gradient; every rank that learns has all frames and takes its part.
 
@@ -137,38 +139,34 @@ class DemonstrationsLoss:
     pass), so a run that goes on needs nothing more of them.
     """
 
-    def __init__(
-        self,
-        frames: Frames,
-        *,
-        coef: float,
-        batch_size: int,
-        micro_batch_size: int | None,
-        seed: int,
-        process_group: ProcessGroup,
-    ) -> None:
-        """`batch_size` counts frames of a step, all ranks together; `micro_batch_size` those scored at once."""
-        check_dealing(batch_size, process_group.size, "batch_size of demonstrations")
-        self.frames = frames
-        self.digests = frames.digests()
+    frames: Frames
+    coef: float
+    batch_size: int
+    """Frames of a step, all ranks together."""
+    micro_batch_size: int | None
+    """Frames scored at once; None = all."""
+    seed: int
+    process_group: ProcessGroup
+
+    def __post_init__(self) -> None:
+        check_dealing(self.batch_size, self.process_group.size, "batch_size of demonstrations")
+
+    @cached_property
+    def digests(self) -> tuple[str, str]:
         """Of the demonstrations, as checkpoints note them and as earlier versions did."""
-        self._coef = coef
-        self._batch_size = batch_size
-        self._micro_batch_size = micro_batch_size
-        self._seed = seed
-        self._process_group = process_group
+        return self.frames.digests()
 
     def batches(self, epoch: int) -> Iterator[FrameBatch]:
         """Yield the minibatches of pass number `epoch`, without end: no frame twice before all have come."""
-        seed = np.random.SeedSequence([self._seed, epoch, _STREAM]).generate_state(1)
-        order = batches(len(self.frames), self._batch_size, torch.Generator().manual_seed(int(seed[0])))
+        seed = np.random.SeedSequence([self.seed, epoch, _STREAM]).generate_state(1)
+        order = batches(len(self.frames), self.batch_size, torch.Generator().manual_seed(int(seed[0])))
         for number, index_B in enumerate(order):
-            key = self._seed + (_STREAM << 64)
+            key = self.seed + (_STREAM << 64)
             yield FrameBatch(frames=self.frames, index_B=index_B, seed=key, step=(epoch, number))
 
     def add_gradients(self, learner: Learner, batch: FrameBatch) -> float:
         """Add a minibatch's gradient to those of a step that others follow; return this rank's share of its loss."""
-        return add_gradients(learner, batch, self._process_group, self._micro_batch_size, coef=self._coef, last=False)
+        return add_gradients(learner, batch, self.process_group, self.micro_batch_size, coef=self.coef, last=False)
 
 
 def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | None, chunk: int) -> Frames:

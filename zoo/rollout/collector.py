@@ -6,7 +6,6 @@ RolloutCollector       T decisions of every sub-environment, or rounds of one ep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -78,11 +77,6 @@ class CollectorConfig:
     """Whether the return of an episode cut off by time goes on with the value of its last observation."""
     bootstrap_termination: bool = False
     """Whether that of an episode which the task's own rule ended does, too."""
-
-
-def decisions_of_an_episode(envs: VLAVectorEnv) -> int:
-    """T, decisions that an episode of any task takes at most."""
-    return math.ceil(max(task.horizon for task in envs.benchmark.tasks) / envs.config.chunk)
 
 
 class RolloutCollector:
@@ -247,14 +241,14 @@ class GroupCollector(RolloutCollector):
         self._group_size = group_size
         self._max_extra_rounds = max_extra_rounds
         self._has_signal = has_signal
-        self._groups = GroupStats.empty(self.buffer.columns)
+        self._groups = _no_groups(self.buffer.columns)
         self._spare: ChunkRolloutBuffer | None = None
 
     def results(self) -> dict[str, Any]:
         return {"groups": self._groups}
 
     def _fill(self, rollout: int, on_step: OnStep) -> bool:
-        self._groups = GroupStats.empty(self.buffer.columns)
+        self._groups = _no_groups(self.buffer.columns)
         return super()._fill(rollout, on_step) and self._resample(rollout, on_step)
 
     def _round(self, rollout: int, number: int, on_step: OnStep) -> bool:
@@ -275,7 +269,7 @@ class GroupCollector(RolloutCollector):
             if self._spare is None:
                 self._spare = ChunkRolloutBuffer(self.buffer.buffer_size, n_envs=self.env.num_envs)
             self._spare.reset()
-            spare = GroupStats.empty(self.env.num_envs)
+            spare = _no_groups(self.env.num_envs)
             if not self._group_round(rollout, num_rounds + extra, self._spare, 0, spare, on_step):
                 return False
             groups.extra_rounds += 1

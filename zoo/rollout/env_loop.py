@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +31,7 @@ Act = Callable[[Observation, int, np.ndarray], ActionSample]
 """`(observation, number of the decision, indices of the sub-environments) -> decision`."""
 
 
-def sb3_view(env: Any) -> SB3VecEnv:
+def sb3_view(env: object) -> SB3VecEnv:
     """Return the Stable-Baselines3 view of a `VLAVectorEnv`, an id, or a result of `gym.make("vla_gym/...")`.
 
     Raises `BadValue` for any other environment, and for wrappers, around which the loop would step.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vla_gym.vector.sb3 import SB3VecEnv
@@ -79,11 +78,6 @@ class GroupStats:
     """Groups without signal that were replaced."""
     extra_rounds: int = 0
     """Rounds collected to replace them."""
-
-    @classmethod
-    def empty(cls, num_columns: int) -> GroupStats:
-        """Return those of episodes yet to come."""
-        return cls(*torch.zeros(2, num_columns, dtype=torch.bool))
 
 
 @dataclass(frozen=True, kw_only=True)

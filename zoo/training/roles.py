@@ -74,7 +74,7 @@ def set_up_roles(
     if learner is None:
         return CollectingRank(worker, cleanup)
     source = RemoteRollouts(learner, exchange, own=worker, max_staleness=config.max_staleness)
-    learner.set_rollout_source(source)
+    learner.rollout_source = source
     cleanup.push(lambda kind, *_: source.close() if kind in (None, KeyboardInterrupt) else None)
     return learner
 
