@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -25,7 +25,6 @@ RUN_ARGUMENTS: Mapping[str, object] = {
 def constructor_signature(config: type[OnPolicyConfig], positional: Sequence[str]) -> Signature:
     """Return the signature: policy, env, the `positional` settings, and all others and `RUN_ARGUMENTS` by name."""
     defaults = {field.name: field.default for field in fields(config)}
-    assert MISSING not in defaults.values(), "a setting without a default"
     kinds = annotations_of(config)
     parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("policy", "env")]
     for name in (*positional, *(name for name in defaults if name not in positional)):

@@ -103,7 +103,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         return discounted_sum(buffer.reward_TN, self.gamma).reshape(-1, self.group_size)
 
     def _log_groups(self, stats: RolloutStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
-        """Log the groups of all ranks, and keep their counts for the update's warnings."""
         groups = stats.groups
         assert groups is not None
         success_P = groups.solved_N.reshape(-1, self.group_size).sum(dim=1)

@@ -61,7 +61,7 @@ from zoo.rollout.collector import (
 )
 from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
-from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
+from zoo.rollout.stats import PhaseClock, RolloutStats, log_metrics
 from zoo.runs.train_state import ATTRIBUTES, Counters, TrainState, observation_arrays, rng_state, set_rng_state
 
 if TYPE_CHECKING:  # only runs beside demonstrations load them
@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # only runs beside demonstrations load them
 
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "rollout_source"),
-    *("_collector", "_learner", "reference", "demonstrations", "_log_window", "start_sampler", "offload_idle"),
+    *("_collector", "_learner", "reference", "demonstrations", "_not_logged", "start_sampler", "offload_idle"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS: Mapping[str, float | None] = {
@@ -135,7 +135,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.training_warnings = TrainingWarnings()
         self._collector: RolloutCollector | None = None
         self._learner: Learner | None = None
-        self._log_window = LogWindow()
+        self._not_logged: list[RolloutStats] = []
+        """Rollouts since the last line of the log."""
         self._updates_done = 0
         self._needs_reset = True
         """With rounds: whether the coming rollout must begin the episodes of its first round."""
@@ -295,7 +296,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         return StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
 
     def _weigh_starts(self) -> None:
-        """Let the environment draw the coming episodes' start states by `start_sampler`."""
         if self.start_sampler is not None:
             self.envs.set_start_weights(self.start_sampler.probabilities())
 
@@ -345,7 +345,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             self.train()
             if log_interval is not None and iteration % log_interval == 0:
-                self.record(self._log_window.read(self.clock))
+                self.record(log_metrics(self._not_logged, self.clock))
+                self._not_logged.clear()
                 self.dump_logs(iteration)
         else:
             self.train_state = self.capture_state()
@@ -497,7 +498,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         return callback.on_step()
 
     def _count_rollout(self, stats: RolloutStats) -> None:
-        """Count the rollout of all ranks."""
         assert self.ep_info_buffer is not None
         assert self.ep_success_buffer is not None
         self.rollout_stats = stats
@@ -508,7 +508,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.ep_info_buffer.extend(episode.info for episode in stats.episodes)
         self.ep_success_buffer.extend(record.success_once for record in episodes)
         self.tasks_seen |= stats.tasks
-        self._log_window.add(stats)
+        self._not_logged.append(stats)
         self.record(stats.metrics)
         if self.start_sampler is not None:
             self.record(self.start_sampler.metrics(episodes))
@@ -516,7 +516,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._weigh_starts()
 
     def _record_rollout(self, rewards: Tensor, advantages: Tensor, returns: Tensor) -> None:
-        """Log a rollout's rewards, advantages and returns, over all ranks."""
         means = {"rollout/rewards": rewards, "rollout/advantages_mean": advantages, "rollout/returns_mean": returns}
         self.record(rank_means(means, self.process_group))
         for name, values in (("advantages", advantages), ("returns", returns)):
@@ -664,7 +663,6 @@ class _StepsBar(ProgressBarCallback):
 
 
 def _policy_class(policy: object, algorithm: str) -> type[VLAPolicy]:
-    """Return the class of a policy that is given as "VLAPolicy" or a class; raises `BadValue` for any other."""
     if policy == "VLAPolicy":
         return VLAPolicy
     if isinstance(policy, type) and issubclass(policy, VLAPolicy):

@@ -157,7 +157,6 @@ class RolloutCollector:
         return self._play_round(rollout, number, on_step, write)
 
     def _play_round(self, rollout: int, number: int, on_step: OnStep, write: Callable[[int, Step], None]) -> bool:
-        """Play one episode in every sub-environment, as `_play`."""
         if not self._at_episode_start:
             with self._clock.phase("env"):
                 self.obs = self.env.reset()
@@ -191,7 +190,6 @@ class RolloutCollector:
         return True
 
     def _write(self, row: int, columns: np.ndarray, step: Step) -> None:
-        """Write a step to the buffer, with what its advantages need."""
         outcome, config = step.outcome, self._config
         # An episode lost with its simulator has not failed.
         cut_off_n = outcome.truncated_n & (config.bootstrap_time_limit | outcome.lost_n)

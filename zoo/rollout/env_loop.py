@@ -145,14 +145,12 @@ class _StageLoop:
         return received
 
     def _of(self, row_n: np.ndarray) -> Observation:
-        """The present observation of some of the stage's sub-environments."""
         if len(row_n) == len(self.stage.running_n):
             return self.obs
         return {key: value[row_n] for key, value in self.obs.items()}
 
 
 def _joined(steps: Sequence[Step]) -> Step:
-    """Return steps of several stages as one."""
     if len(steps) == 1:
         return steps[0]
     return Step(

@@ -29,8 +29,6 @@ REWARDS: tuple[Reward, ...] = ("step_cost", "environment")
 
 @dataclass(frozen=True)
 class _Encoded:
-    """N observations, and what the policy made of them."""
-
     inputs: PolicyInputs
     context: Any
     observation_NF: np.ndarray

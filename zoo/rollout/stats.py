@@ -177,25 +177,14 @@ class RolloutRecorder:
         )
 
 
-class LogWindow:
-    """Rollouts since the last line of the log."""
-
-    def __init__(self) -> None:
-        self._rollouts: list[RolloutStats] = []
-
-    def add(self, stats: RolloutStats) -> None:
-        """Add a rollout."""
-        self._rollouts.append(stats)
-
-    def read(self, clock: PhaseClock) -> dict[str, float]:
-        """`env/*`, `rollout/success_once` and `time/*` since the last `read`; starts anew."""
-        rollouts, self._rollouts = self._rollouts, []
-        values = episode_metrics([episode.record for stats in rollouts for episode in stats.episodes])
-        values["env/episodes_lost"] = float(sum(stats.num_lost for stats in rollouts))
-        return values | clock.read(
-            decisions=sum(stats.num_decisions for stats in rollouts),
-            sim_steps=sum(stats.num_sim_steps for stats in rollouts),
-        )
+def log_metrics(rollouts: Sequence[RolloutStats], clock: PhaseClock) -> dict[str, float]:
+    """`env/*`, `rollout/success_once` and `time/*` of `rollouts`; `clock` starts anew."""
+    values = episode_metrics([episode.record for stats in rollouts for episode in stats.episodes])
+    values["env/episodes_lost"] = float(sum(stats.num_lost for stats in rollouts))
+    return values | clock.read(
+        decisions=sum(stats.num_decisions for stats in rollouts),
+        sim_steps=sum(stats.num_sim_steps for stats in rollouts),
+    )
 
 
 def episode_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:

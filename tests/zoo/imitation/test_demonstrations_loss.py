@@ -105,7 +105,7 @@ def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("grpo", marks=pytest.mark.thorough)])
 def test_a_run_that_goes_on_imitates_as_the_uninterrupted_one(algo: str, demos: Path, tmp_path: Path) -> None:
     settings = {"bc_coef": 0.1, "bc_dataset": str(demos)}
     total = 200 if algo == "ppo" else 480

@@ -20,7 +20,13 @@ pytestmark = pytest.mark.processes
 
 pytest.importorskip("pyarrow")
 LORA = {"lora": {"rank": 4}}
-FAMILIES = [("openvla", LORA), ("openvla-oft", LORA), ("pi0", {}), ("pi05", {"train_expert_only": False})]
+TINY = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
+FAMILIES = [
+    pytest.param("openvla", LORA, id="openvla", marks=pytest.mark.thorough),
+    pytest.param("openvla-oft", LORA, id="openvla-oft"),
+    pytest.param("pi0", {}, id="pi0"),
+    pytest.param("pi05", {"train_expert_only": False}, id="pi05", marks=pytest.mark.thorough),
+]
 
 
 def collect_demos(folder: Path) -> Path:
@@ -48,7 +54,7 @@ def base(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "options"), FAMILIES, ids=[name for name, _ in FAMILIES])
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
 def test_a_checkpoint_learns_and_what_it_learned_opens_again(
     family: str, options: dict[str, Any], demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +79,7 @@ def test_a_checkpoint_learns_and_what_it_learned_opens_again(
 def test_parts_of_an_update_add_up_to_it(demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--env", "Toy-Reach", "--dataset", str(demos), "-n", "3", "--batch-size", "8", "--seed", "0"]
-    rest = ["--eval-episodes", "0", "--device", "cpu", "--num-threads", "1"]
+    rest = ["--eval-episodes", "0", "--device", "cpu", "--num-threads", "1", *TINY]
     for extra in ([], ["--micro-batch-size", "3"]):
         assert sft.run([*flags, *extra, *rest]) == 0
     whole, parts = (

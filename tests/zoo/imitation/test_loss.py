@@ -208,15 +208,15 @@ LORA = {"lora": {"rank": 8}}
 FAMILIES = [
     ("nano", {}, 0.5),
     ("nano-flow", {}, 0.6),
-    ("openvla", LORA, 0.9),
-    ("openvla-oft", LORA, 0.9),
+    pytest.param("openvla", LORA, 0.9, marks=pytest.mark.thorough),
+    pytest.param("openvla-oft", LORA, 0.9, marks=pytest.mark.thorough),
     ("pi0", {}, 0.8),
-    ("pi05", {}, 0.8),
+    pytest.param("pi05", {}, 0.8, marks=pytest.mark.thorough),
 ]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("family", "options", "share"), FAMILIES, ids=[name for name, *_ in FAMILIES])
+@pytest.mark.parametrize(("family", "options", "share"), FAMILIES)
 def test_it_learns_a_handful_of_frames(family: str, options: dict[str, Any], share: float) -> None:
     chunk = 1 if family == "openvla" else 2
     frames, learner = frames_of([shown(6)], chunk), policy(family, chunk, **options)

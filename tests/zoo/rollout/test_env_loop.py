@@ -61,7 +61,10 @@ def assert_same_rollout(first: Any, second: Any) -> None:
         assert np.array_equal(value, second._last_obs[key])
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 2, "pipeline_stages": 2}, {"pipeline_stages": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 2, "pipeline_stages": 2}, pytest.param({"pipeline_stages": 4}, marks=pytest.mark.thorough)],
+)
 def test_ppo_collects_the_same_rollout_in_stages(toy: Callable[..., VLAVectorEnv], options: dict[str, int]):
     whole, staged = ppo(toy()), ppo(toy(**options))
     for model in (whole, staged):

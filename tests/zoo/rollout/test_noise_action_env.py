@@ -84,7 +84,7 @@ def test_observations_are_the_experts_feature_and_the_state(toy: VecEnv) -> None
     np.testing.assert_allclose(got[:, : -state.shape[1]], hidden.mean(dim=1).numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("reward", ["step_cost", "environment"])
+@pytest.mark.parametrize("reward", ["step_cost", pytest.param("environment", marks=pytest.mark.thorough)])
 def test_rewards_and_last_observations(toy: VecEnv, reward: Any) -> None:
     envs = NoiseActionVecEnv(toy, policy_for(toy), reward=reward)
     generator = np.random.default_rng(0)
