@@ -90,7 +90,7 @@ class ScriptedSimulator:
         return SimStep(paid, success=paid > 0, terminated=last and end == "terminated", truncated=last)
 
     def observe(self) -> dict[str, np.ndarray]:
-        return {"image": np.full((2, 2, 3), 10 * -(-self.steps // CHUNK), dtype=np.uint8)}
+        return {"image": np.full((8, 8, 3), 10 * -(-self.steps // CHUNK), dtype=np.uint8)}
 
     def close(self) -> None:
         """Hold nothing."""
@@ -109,7 +109,7 @@ def scripted_envs(scripts: list[Script]) -> VLAVectorEnv:
         action_spec=ActionSpec(rotation="none", gripper="none", frame="delta"),
         state_dim=0,
         cameras=("image",),
-        default_image_size=2,
+        default_image_size=8,
         control_hz=10.0,
         simulator="tests.zoo.stand_ins:ScriptedSimulator",
         simulator_kwargs={"scripts": scripts},
