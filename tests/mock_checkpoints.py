@@ -18,7 +18,7 @@ import torch
 from vla_policies.openvla.config import SIZES, OpenVLAConfig, Settings, _official
 from vla_policies.openvla.network import PrismaticNetwork
 from vla_policies.pi0.config import NetworkShape
-from vla_policies.pi0.network import Pi0Network
+from vla_policies.pi0.model import Pi0Network
 
 Shapes = Mapping[str, Sequence[int]]
 BFLOAT16 = 2
@@ -45,7 +45,7 @@ def write_sparse(path: Path, shapes: Shapes) -> None:
 def openvla_shapes(size: str = "7b") -> dict[str, tuple[int, ...]]:
     """Names and shapes of the 982 tensors of OpenVLA-7B."""
     config = OpenVLAConfig(
-        official=_official(SIZES[size]), preprocessor={}, files={}, unnorm_key=None, settings=Settings()
+        official=_official(*SIZES[size]), preprocessor={}, files={}, unnorm_key=None, settings=Settings()
     )
     with torch.device("meta"):
         network = PrismaticNetwork(config)
@@ -62,7 +62,7 @@ def statistics(numbers: int = 7) -> dict[str, Any]:
 def openvla(folder: Path, keys: Sequence[str], *, in_config: Sequence[str] = (), size: str = "7b") -> Path:
     """OpenVLA's layout: three shards and their index, statistics of the fine-tune in a file of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    official = {**_official(SIZES[size]), "norm_stats": {key: statistics() for key in in_config}}
+    official = {**_official(*SIZES[size]), "norm_stats": {key: statistics() for key in in_config}}
     shapes = openvla_shapes(size)
     names = list(shapes)
     shards = {f"model-0000{i + 1}-of-00003.safetensors": names[i::3] for i in range(3)}

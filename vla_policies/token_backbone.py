@@ -42,7 +42,7 @@ class TokenBackbone(Backbone):
         """Logits of all K x A tokens and the state value, from one pass over the shared prefix."""
 
     def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
-        return self._distribution(self(inputs), sampling)
+        return self.distribution_of(self(inputs), sampling)
 
     def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
         return {"token": self.codec.encode(action_BKA)}
@@ -51,7 +51,7 @@ class TokenBackbone(Backbone):
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
         output: BackboneOutput = self(inputs)
-        distribution = self._distribution(output, sampling)
+        distribution = self.distribution_of(output, sampling)
         token_BKA = distribution.draw(deterministic, noise)
         return ActionSample(
             action_BKA=self.codec.decode(token_BKA),
@@ -63,7 +63,7 @@ class TokenBackbone(Backbone):
 
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         output: BackboneOutput = self(inputs)
-        distribution = self._distribution(output, sampling)
+        distribution = self.distribution_of(output, sampling)
         return Evaluation(
             logprob_BKA=distribution.token_log_prob(record["token"]),
             entropy_BKA=distribution.token_entropy(),
@@ -76,5 +76,6 @@ class TokenBackbone(Backbone):
         output: BackboneOutput = self(inputs)
         return output.value_B.to(torch.float32)
 
-    def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
+    def distribution_of(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
+        """The distribution over chunks that a forward pass gave."""
         return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy)

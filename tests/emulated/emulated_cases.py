@@ -27,7 +27,7 @@ from vla_policies.actions.noise import SlotNoise
 from vla_policies.modules.lora import attach, merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
-from vla_policies.openvla.config import SIZES, _text, _tower
+from vla_policies.openvla.config import SIZES
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
@@ -36,7 +36,7 @@ from zoo.imitation.frames import Frames
 from zoo.imitation.loss import ImitationScorer
 from zoo.training.sft import SFT
 
-DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
+DEEP = (56, ((32, 24, 2), (48, 27, 3)), (64, 176, 32, 4))
 """The published networks' depth, tiny widths; size "deep" in the process that was started."""
 PICTURES = {"camera_resize": "jpeg_lanczos3", "center_crop": True}
 """Preprocessing of LIBERO's fine-tunes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvla, noise, expert": ("smolvla", {"scheme": "flow_noise", "value_feature": "expert"}),
     "smolvla, adapter": ("smolvla", {**LORA, "value_feature": "prefix"}),
 }
+FURTHER = ("nano, its own critic", "nano-flow, noise", "oft, adapter", "pi0, noise, prefix", "pi05", "pi05, noise")
+"""What others show, too, where neither scores nor gradients are compared."""
+
+
+def thorough(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.thorough) if name in FURTHER else name for name in names]
+
+
 every = pytest.mark.parametrize("name", CASES)
+most = pytest.mark.parametrize("name", thorough(CASES))
 each_family = pytest.mark.parametrize("name", ["nano", "nano-flow", "openvla", "oft", "pi0", "pi05", "smolvla"])
-adapted = pytest.mark.parametrize("name", [name for name in CASES if name.endswith("adapter")])
+adapted = pytest.mark.parametrize("name", thorough(name for name in CASES if name.endswith("adapter")))
 
 
 def build(name: str, **settings: Any) -> VLAPolicy:
@@ -146,7 +156,7 @@ def test_autocast_leaves_scores_and_values_in_float32(name: str) -> None:
         assert not torch.equal(sample.value_B, sample.value_B.bfloat16().float())
 
 
-@every
+@most
 def test_a_folder_opens_as_it_was_saved(name: str, tmp_path: Path) -> None:
     policy = build(name)
     policy.save_pretrained(tmp_path)
@@ -159,7 +169,7 @@ def test_a_folder_opens_as_it_was_saved(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(decided(opened), decided(policy), rtol=0, atol=atol)
 
 
-@every
+@most
 def test_weights_are_restored_in_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vla_policies.checkpoint_io.weights.SHARD_BYTES", 200_000)
     policy = build(name)
@@ -172,7 +182,7 @@ def test_weights_are_restored_in_place(name: str, tmp_path: Path, monkeypatch: p
     assert torch.equal(decided(policy), wanted)
 
 
-@every
+@most
 def test_stable_baselines3s_own_save_and_load(name: str, tmp_path: Path) -> None:
     policy = build(name)
     policy.save(str(tmp_path / "policy.pth"))

@@ -23,11 +23,6 @@ MOST_PARAMETERS = 10**9
 LEARNING_OPTIONS = ("freeze_encoder",)
 """Fields that may be set for a checkpoint, whose others are those that it was made with."""
 
-Critic = Literal["shared", "own"]
-"""Source of the critic's features."""
-Eye = Literal["shallow", "deep", "contrast"]
-"""Layers of the vision stem."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NanoConfig:
@@ -53,11 +48,11 @@ class NanoConfig:
     """Initial reach, in action units, over which neighbouring bins share gradients."""
     initial_std: float = 1.0
     """Spread of the first actions: a Gaussian of this standard deviation around 0, cut at -1 and 1."""
-    critic: Critic = "shared"
+    critic: Literal["shared", "own"] = "shared"
     """"shared": the value query goes through the action queries' blocks, so values shape the trunk, which helps from
     fresh weights. "own": it has a block of its own and its gradient stops at the trunk, so that learning values
     cannot spoil a policy trained on demonstrations."""
-    eye: Eye = "shallow"
+    eye: Literal["shallow", "deep", "contrast"] = "shallow"
     """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
     residual block; twice the work. "contrast": as deep, with instance normalisation of images and of the points'
     maps, so that small and dark things are found, and found sooner; a quarter more work."""
@@ -73,10 +68,11 @@ class NanoConfig:
         blocks = (self.depth + self.readers) * self.width**2 * (4 + 2 * self.mlp_ratio)
         if blocks > MOST_PARAMETERS:
             raise BadValue(f"nano's blocks must have at most {MOST_PARAMETERS} parameters, these would have {blocks}")
-        if self.width % self.heads or self.width % 4:
-            raise BadValue(f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads")
-        if self.bin_features % 2:
-            raise BadValue(f"nano's bin_features must be even, got {self.bin_features}")
+        if self.width % self.heads or self.width % 4 or self.bin_features % 2:
+            raise BadValue(
+                "nano's width must divide by heads and by 4, and bin_features must be even, got "
+                f"width {self.width}, {self.heads} heads and bin_features {self.bin_features}"
+            )
 
 
 def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConfig:

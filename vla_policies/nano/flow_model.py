@@ -112,7 +112,11 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
                 for part in project(normed_BLD).chunk(2, dim=-1)
             )
             layers.append(KeyValue(key, value))
-        return NanoContext(encoding, tuple(layers), self._mask(encoding))
+        mask_B11L = encoding.mask(before=0)
+        if mask_B11L is not None:  # of the expert's keys: the context, then its own tokens
+            own = mask_B11L.new_ones(len(mask_B11L), 1, 1, self.horizon)
+            mask_B11L = torch.cat([mask_B11L, own], dim=-1).expand(-1, 1, self.horizon, -1)
+        return NanoContext(encoding, tuple(layers), mask_B11L)
 
     def denoise(self, context: NanoContext, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         tokens_BHE, _ = self.head.embed_actions(x_BHD, time_B)
@@ -125,25 +129,15 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
 
     def learned_std(self, hidden_BHE: Tensor) -> Tensor:
         assert self.noise_head is not None
-        std_BHD: Tensor = self.noise_head(hidden_BHE)
-        return std_BHD
+        return self.noise_head(hidden_BHE)
 
     def value_of(self, context: NanoContext) -> Tensor:
         query_BQD = self.value_head.query + context.encoding.places_BD[:, None]
         value_BQD = self.value_reader(query_BQD, context.encoding.context_BLD, context.encoding.mask(before=1))
-        value_B: Tensor = self.value_head(value_BQD[:, 0]).float()
-        return value_B
+        return self.value_head(value_BQD[:, 0]).float()
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         return x_BHD.clamp(-1.0, 1.0)
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
         return action_BKA
-
-    def _mask(self, encoding: Encoding) -> Tensor | None:
-        """Mask of the expert's keys: the context, then its own tokens."""
-        mask_B11L = encoding.mask(before=0)
-        if mask_B11L is None:
-            return None
-        own = mask_B11L.new_ones(len(mask_B11L), 1, 1, self.horizon)
-        return torch.cat([mask_B11L, own], dim=-1).expand(-1, 1, self.horizon, -1)

@@ -304,7 +304,6 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask_B11L: Tensor | None, heads: int) -> Tensor:
-    """Multi-head attention of `[B, Q, width]` over `[B, L, width]`."""
     query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
     mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask_B11L)
     return mixed.transpose(1, 2).flatten(2)

@@ -18,7 +18,7 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
 from vla_policies.modules.feature_cache import GIB, FeatureCache
-from vla_policies.nano.config import LEARNING_OPTIONS, Eye, NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.config import LEARNING_OPTIONS, NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
@@ -39,7 +39,7 @@ from vla_policies.types import PolicyInputs
 KEPT_BYTES = GIB
 """Largest size of the kept encodings where the encoder is not trained; one of an image of `tiny` has 28 KB."""
 
-STEMS: Mapping[Eye, type[VisionStem]] = {
+STEMS: Mapping[str, type[VisionStem]] = {
     "shallow": VisionStem,
     "deep": DeepVisionStem,
     "contrast": ContrastVisionStem,
@@ -78,7 +78,6 @@ class NanoTrunk(Backbone):
 
     _encodings: FeatureCache | None = None
     """Encodings kept while the encoder is not trained."""
-    _encoder_frozen = False
 
     def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
         """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
@@ -100,22 +99,25 @@ class NanoTrunk(Backbone):
         """Build the blocks over all tokens."""
         shape = (config.width, config.heads, config.mlp_ratio)
         self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
+        self._encoder_frozen = config.freeze_encoder
         if config.freeze_encoder:
-            self._freeze_encoder()
-
-    def _freeze_encoder(self) -> None:
-        self._encoder_frozen = True
-        for part in (self.words, self.sentence_norm, self.vision, self.points, self.state, self.blocks):
-            if part is not None:
-                part.requires_grad_(False)
-        self.camera.requires_grad_(False)
-        _keep_encodings(self)
-        # Loaded weights make other encodings.
-        self.register_load_state_dict_post_hook(_keep_encodings)
+            for part in (
+                self.words,
+                self.sentence_norm,
+                self.vision,
+                self.points,
+                self.camera,
+                self.state,
+                self.blocks,
+            ):
+                if part is not None:
+                    part.requires_grad_(False)
+            _keep_encodings(self)
+            # Loaded weights make other encodings.
+            self.register_load_state_dict_post_hook(_keep_encodings)
 
     @classmethod
     def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """The options of `LEARNING_OPTIONS` may change, others are those that the checkpoint was made with."""
         learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
         model = super().with_options(model, {key: options[key] for key in options if key not in learning}, where)
         if "trunk" in model:
@@ -149,7 +151,6 @@ class NanoTrunk(Backbone):
 
     @contextmanager
     def critic_trained_alone(self) -> Iterator[None]:
-        """As `Backbone.critic_trained_alone`: each observation is encoded once."""
         if self._encoder_frozen:
             yield
             return
@@ -195,11 +196,9 @@ class NanoTrunk(Backbone):
 
     def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
         weight = upload(mask_BL[..., None].to(words_BLD.dtype), words_BLD.device)
-        sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
-        return sentence_BD
+        return self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
 
     def _encode_images(self, pixels_BMCHW: Tensor, sentence_BD: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Tokens of each camera and the points of all, through one stem."""
         encoded = [self.vision(pixels_BMCHW[:, m], sentence_BD) for m in range(pixels_BMCHW.shape[1])]
         tokens = [tokens_BLD + camera for (tokens_BLD, _), camera in zip(encoded, self.camera, strict=True)]
         return tokens, torch.cat([points_BP for _, points_BP in encoded], dim=1)
@@ -276,7 +275,6 @@ def _pixels(image: Tensor, size: int, key: str) -> Tensor:
 
 
 def _keep_encodings(trunk: NanoTrunk, *_: object) -> None:
-    """Keep the encodings of observations from now on, none of before."""
     trunk._encodings = FeatureCache(KEPT_BYTES)
 
 

@@ -117,10 +117,10 @@ def _emitted_spec(settings: Settings, unnorm_key: str | None, wanted: ActionSpec
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The network's tensors and the critic's (empty where the folder has none)."""
     tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
-    critic = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)}
-    if (folder / VALUE_HEAD_FILE).is_file():
-        return tensors, read_critic(folder)
-    return tensors, {name.removeprefix(_VALUE_PREFIX): x for name, x in critic.items()}
+    critic = {
+        name.removeprefix(_VALUE_PREFIX): tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)
+    }
+    return tensors, read_critic(folder) if (folder / VALUE_HEAD_FILE).is_file() else critic
 
 
 def read_critic(folder: Path) -> dict[str, Tensor]:
@@ -167,7 +167,6 @@ def own_settings(family: str, config: OpenVLAConfig, conventions: Conventions, s
 
 
 def _dims(config: OpenVLAConfig, own: OwnSettings | None, where: str) -> tuple[int, int]:
-    """Lengths of action and state, from the statistics; fresh weights have none."""
     if config.unnorm_key is None:
         if own is None:
             raise BadValue(
@@ -175,11 +174,12 @@ def _dims(config: OpenVLAConfig, own: OwnSettings | None, where: str) -> tuple[i
             )
         return own.action_dim, 0
 
-    def length(part: str) -> int:
-        bounds = config.settings.bounds
-        return len(normaliser(config.statistics, str(config.unnorm_key), part, where, bounds=bounds, epsilon=0.0).low_A)
-
-    return length("action"), length("proprio") if config.settings.use_state else 0
+    key, bounds = config.unnorm_key, config.settings.bounds
+    action, state = (
+        len(normaliser(config.statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A) if read else 0
+        for part, read in (("action", True), ("proprio", config.settings.use_state))
+    )
+    return action, state
 
 
 def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +196,5 @@ def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[s
 
 
 def _critic_settings(folder: Path) -> dict[str, Any]:
-    """The number of values that a critic among the weights gives; only headers are read."""
     last = read_shapes(folder).get(_LAST_OF_CRITIC) if has_weights(folder) else None
     return {} if last is None else {"value_outputs": last.shape[0]}

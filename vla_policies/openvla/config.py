@@ -135,8 +135,7 @@ class OpenVLAConfig:
     @property
     def statistics(self) -> Mapping[str, Any]:
         """Data set -> its statistics."""
-        found: Mapping[str, Any] = self.official.get("norm_stats") or {}
-        return found
+        return self.official.get("norm_stats") or {}
 
     def numbers_of(self, action_dim: int) -> int:
         """Numbers that the network gives for an action of which the environment takes `action_dim`."""
@@ -196,20 +195,23 @@ def read_official_files(
     official = {key: value for key, value in config.items() if key != OWN_KEY}
     needed = from_json(_Needed, official, where, others=True)
     words = needed.text_config.get("vocab_size")
-    if type(words) is not int or words < NUM_BINS or needed.n_action_bins != NUM_BINS:
-        raise BadValue(f"{where}: vocab_size must be {NUM_BINS} or more, and n_action_bins {NUM_BINS}")
-    if not 0 <= needed.pad_token_id < words or not 0 <= needed.pad_to_multiple_of <= words - NUM_BINS:
-        raise BadValue(f"{where}: pad_token_id and pad_to_multiple_of must lie within the vocabulary of {words} words")
+    if type(words) is not int or not (
+        words - NUM_BINS >= needed.pad_to_multiple_of >= 0 <= needed.pad_token_id < words
+        and needed.n_action_bins == NUM_BINS
+    ):
+        raise BadValue(
+            f"{where}: n_action_bins must be {NUM_BINS}, and vocab_size as many or more, with pad_token_id and "
+            f"pad_to_multiple_of within it, got vocab_size {words}"
+        )
     fresh = OWN_KEY in config and config[OWN_KEY].get("unnorm_key") is None
-    if not fresh and not (folder / TOKENIZER_FILE).is_file():
-        raise BadValue(f"checkpoint folder '{folder}' lacks {TOKENIZER_FILE}, which every OpenVLA checkpoint has")
-    paths = [folder / name for name in (TOKENIZER_FILE, *COMPANIONS)]
-    files = {path.name: read_once(path, _read_file) for path in paths if path.is_file()}
+    paths = {name: folder / name for name in (TOKENIZER_FILE, *COMPANIONS)}
+    needed_files = () if fresh else (TOKENIZER_FILE,)
+    files = {
+        name: read_once(path, lambda path: read_text(path, most=MOST_BYTES))
+        for name, path in paths.items()
+        if name in needed_files or path.is_file()
+    }
     return official, read_config(folder, PREPROCESSOR_FILE), files
-
-
-def _read_file(path: Path) -> str:
-    return read_text(path, most=MOST_BYTES)
 
 
 def check_options(options: Mapping[str, Any], family: str) -> None:
@@ -223,32 +225,21 @@ def check_options(options: Mapping[str, Any], family: str) -> None:
 # Fresh weights ----------------------------------------------------------------------------------------
 
 
-def _tower(embed_dim: int, depth: int, num_heads: int) -> dict[str, int]:
-    return {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
-
-
-def _text(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int) -> dict[str, int]:
-    return {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-    }
-
-
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"image": 56, "towers": (_tower(32, 3, 2), _tower(48, 3, 3)), "text": _text(64, 176, 2, 4)},
-    "100m": {"image": 224, "towers": (_tower(384, 8, 6), _tower(384, 8, 6)), "text": _text(512, 1376, 12, 8)},
-    "7b": {"image": 224, "towers": (_tower(1024, 24, 16), _tower(1152, 27, 16)), "text": {}},
+SIZES: dict[str, tuple[int, tuple[tuple[int, int, int], ...], tuple[int, ...]]] = {
+    "tiny": (56, ((32, 3, 2), (48, 3, 3)), (64, 176, 2, 4)),
+    "100m": (224, ((384, 8, 6), (384, 8, 6)), (512, 1376, 12, 8)),
+    "7b": (224, ((1024, 24, 16), (1152, 27, 16)), ()),
 }
-"""Name -> image side, overrides of the two timm models, overrides of the Llama-2-7B config."""
+"""Name -> image side; `_TOWER` of the two timm models; `_TEXT` of the language model, () = Llama-2-7B's."""
+_TOWER = ("embed_dim", "depth", "num_heads")
+_TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def fresh_config(conventions: Conventions, options: Mapping[str, Any], base: Settings, family: str) -> OpenVLAConfig:
     """The config of fresh weights: from a `size` and settings, or from the values of an `OpenVLAConfig`."""
     if "official" in options:
         return from_json(OpenVLAConfig, options, f"backbone_kwargs of {family}")
-    size = options["size"]
+    size = options.get("size")
     if size not in SIZES:
         raise unknown_name(f"size of {family}", str(size), SIZES)
     own = {key: value for key, value in options.items() if key != "size"}
@@ -256,7 +247,7 @@ def fresh_config(conventions: Conventions, options: Mapping[str, Any], base: Set
     given = replace(base, cameras=conventions.cameras, chunk=conventions.chunk)
     settings = from_json(Settings, {**to_json(given), **own}, f"backbone_kwargs of {family}")
     return OpenVLAConfig(
-        official=_official(SIZES[size]),
+        official=_official(*SIZES[size]),
         preprocessor={
             "means": [(0.485, 0.456, 0.406), (0.5,) * 3],
             "stds": [(0.229, 0.224, 0.225), (0.5,) * 3],
@@ -267,19 +258,19 @@ def fresh_config(conventions: Conventions, options: Mapping[str, Any], base: Set
     )
 
 
-def _official(size: Mapping[str, Any]) -> dict[str, Any]:
+def _official(image_size: int, towers: tuple[tuple[int, ...], ...], text: tuple[int, ...]) -> dict[str, Any]:
     return {
         "model_type": "openvla",
         "architectures": ["OpenVLAForActionPrediction"],
         "timm_model_ids": [DINO, SIGLIP],
-        "timm_model_kwargs": [dict(tower) for tower in size["towers"]],
-        "image_sizes": [size["image"], size["image"]],
+        "timm_model_kwargs": [dict(zip(_TOWER, tower, strict=True)) for tower in towers],
+        "image_sizes": [image_size, image_size],
         "image_resize_strategy": "resize-naive",
         "use_fused_vision_backbone": True,
         "n_action_bins": 256,
         "pad_token_id": 32000,
         "pad_to_multiple_of": 64,
         "norm_stats": {},
-        "text_config": {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000, **size["text"]},
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000, **dict(zip(_TEXT, text))},
         "torch_dtype": "bfloat16",
     }

@@ -79,10 +79,7 @@ class OpenVLAFamily(LoraBackbone):
 
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
-        if not cls.wants_fresh(options):
-            raise BadValue(f"fresh weights of {cls.family} need a size, e.g. backbone_kwargs={{'size': 'tiny'}}")
         config = fresh_config(conventions, options, cls.base_settings, cls.family)
-        cls.check_chunk(conventions.chunk)
         state_dim = conventions.state_dim if config.settings.use_state else 0
         fitted = replace(conventions, image_size=config.image_size, state_dim=state_dim)
         backbone = cls(fitted, config, f"fresh {cls.family}")
@@ -99,10 +96,6 @@ class OpenVLAFamily(LoraBackbone):
         return cls(conventions, from_json(OpenVLAConfig, config, where), where)
 
     @classmethod
-    def check_chunk(cls, chunk: int) -> None:
-        """Raise when the family does not support chunks of this length."""
-
-    @classmethod
     def facts(cls, model: ModelFolder) -> FolderFacts:
         return FolderFacts(data_sets=list(read_statistics(model.config, model.places)[0]))
 
@@ -110,7 +103,6 @@ class OpenVLAFamily(LoraBackbone):
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
         check_options(request.options, cls.family)
         found, conventions, sampling = checkpoint.resolve(model, request, cls.base_settings, cls.makers_settings)
-        cls.check_chunk(conventions.chunk)
         return Header(cls.family, conventions, sampling, to_json(found))
 
     @classmethod
@@ -151,30 +143,25 @@ class OpenVLAFamily(LoraBackbone):
                     "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
                     f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
                 )
-
-        def encode(places: list[int]) -> list[tuple[Tensor]]:
-            return [(patch_PD,) for patch_PD in self.network.encode_images(pixels_BMCHW[places])]
-
-        rows = self._features.rows(inputs.keys, encode)
+        rows = self._features.rows(
+            inputs.keys, lambda places: [(x_PD,) for x_PD in self.network.encode_images(pixels_BMCHW[places])]
+        )
         return torch.stack([patch_PD for (patch_PD,) in rows])
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""
-        value: Tensor = self.value_head(hidden_BD)[:, 0]
-        return value
+        return self.value_head(hidden_BD)[:, 0]
 
     # Checkpoints ----------------------------------------------------------------------------------
 
     @property
     def weight_dtype(self) -> torch.dtype:
         """Type of the network's weights; the heads are float32 in any case."""
-        name: str = self.config.settings.dtype
-        if name == "auto":
-            name = stored_dtype(self.config.official) if self.built_for_gpu else "float32"
-        return torch.bfloat16 if name == "bfloat16" else torch.float32
+        asked, stored = self.config.settings.dtype, stored_dtype(self.config.official)
+        half = self.built_for_gpu and stored == "bfloat16" if asked == "auto" else asked == "bfloat16"
+        return torch.bfloat16 if half else torch.float32
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        """Read the weights; a folder without a critic gets a fresh one."""
         (tensors, critic), scheme = checkpoint.read_weights(folder), self.config.settings.quantization
         if scheme is None:
             fill(self.network, tensors, folder, lambda _: self.weight_dtype)

@@ -9,7 +9,7 @@ computes what transformers' does with half the kernels: one for a norm, queries 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,37 +132,14 @@ def _turned(x: Tensor, rotary: RotaryTables) -> Tensor:
     return x * cos + torch.cat([second, first], dim=-1) * sin
 
 
+@dataclass(frozen=True)
 class KVCache:
-    """Keys and values of a prefix in every layer, and room for the tokens decoded after it."""
+    """Keys and values of a prefix in every layer, and room for the tokens decoded after it, which are written in place:
+    one copy of the prefix instead of one per token."""
 
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._length = 0
-        self._filled = 0
-        self._buffers: list[KeyValue] = []
-
-    def begin(self, key: Tensor, value: Tensor) -> None:
-        """Add the next layer's prefix. Later tokens are written in place: one copy of it instead of one per token."""
-        self._length = self._filled = key.shape[2]
-        self._buffers.append((self._with_room(key), self._with_room(value)))
-
-    def prefix(self, layer: int) -> KeyValue:
-        """The prefix of a layer."""
-        key, value = self._buffers[layer]
-        return key[:, :, : self._length], value[:, :, : self._length]
-
-    def room(self, layer: int) -> tuple[Tensor, Tensor, int]:
-        """`Layer.forward`'s `room`."""
-        return *self._buffers[layer], self._filled
-
-    def advance(self, count: int) -> None:
-        """Count tokens that every layer has written."""
-        self._filled += count
-
-    def _with_room(self, x: Tensor) -> Tensor:
-        out = x.new_empty(*x.shape[:2], x.shape[2] + self._room, x.shape[3])
-        out[:, :, : x.shape[2]] = x
-        return out
+    layers: list[KeyValue]
+    length: int
+    """L, tokens of the prefix."""
 
 
 @dataclass(frozen=True)
@@ -194,51 +171,43 @@ def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
     return model
 
 
-def run_layers(model: LlamaModel, segment: Segment, run_block: CheckpointFn) -> Tensor:
-    """Hidden states `[B, L, D]` before the final norm."""
-    run, x_BLD = _Runner(model, segment), segment.x_BLD
-    for layer in model.layers:
-        x_BLD = run_block(run.hidden, layer, x_BLD)
-    return x_BLD
+def run_layers(model: LlamaModel, segment: Segment, run_block: CheckpointFn, read_BS: Tensor | None = None) -> Tensor:
+    """Hidden states `[B, L, D]` before the final norm.
 
-
-def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, run_block: CheckpointFn) -> Tensor:
-    """As `run_layers`, but only the hidden states at places `read_BS` (indices into the segment), `[B, S, D]`.
-
-    The last layer computes keys and values of the other tokens only: no queries, output projection and MLP.
+    With `read_BS`, indices into a segment that is not causal, only those there, `[B, S, D]`: of the other tokens the
+    last layer computes keys and values alone, no queries, output projection and MLP.
     """
-    if segment.causal:
-        raise ValueError("reading at some places only is for segments where all tokens attend to each other")
-    run, x_BLD = _Runner(model, segment), segment.x_BLD
+    run, x_BLD = _Runner.on(model, segment), segment.x_BLD
     for layer in model.layers[:-1]:
         x_BLD = run_block(run.hidden, layer, x_BLD)
-    cos, sin = run.rotary
-    # Rows may have tables of their own, or share them.
-    place = read_BS[:, None, :, None].expand(-1, -1, -1, cos.shape[3])
-    rotary = (
-        cos.expand(len(read_BS), -1, -1, -1).gather(2, place),
-        sin.expand(len(read_BS), -1, -1, -1).gather(2, place),
-    )
-    # Layers may lie on other devices; the last is where the inputs were.
-    last = _Runner(model, segment, run.rotary, ReadPlaces(read_BS, rotary))
-    return run_block(last.hidden, model.layers[-1], x_BLD.to(read_BS.device))
+    if read_BS is not None:
+        # Rows may have tables of their own, or share them.
+        place = read_BS[:, None, :, None].expand(-1, -1, -1, run.rotary[0].shape[3])
+        cos, sin = (table.expand(len(read_BS), -1, -1, -1).gather(2, place) for table in run.rotary)
+        run = replace(run, read=ReadPlaces(read_BS, (cos, sin)))
+    return run_block(run.hidden, model.layers[-1], x_BLD)
 
 
 def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, KVCache]:
     """Hidden states of the prefix before the final norm, and its cache with `room` for later tokens."""
-    run, cache, x_BLD = _Runner(model, prefix), KVCache(room), prefix.x_BLD
+    run, x_BLD, kept = _Runner.on(model, prefix), prefix.x_BLD, list[KeyValue]()
     for layer in model.layers:
         x_BLD, key, value = run(layer, x_BLD)
-        cache.begin(key, value)
-    return x_BLD, cache
+        kept.append((_with_room(key, room), _with_room(value, room)))
+    return x_BLD, KVCache(kept, prefix.x_BLD.shape[1])
 
 
-def decode_step(model: LlamaModel, step: Segment, cache: KVCache) -> Tensor:
-    """Hidden states of tokens that join the prefix, before the final norm; `cache` grows."""
-    run, x_BLD = _Runner(model, step), step.x_BLD
-    for index, layer in enumerate(model.layers):
-        x_BLD, _, _ = run(layer, x_BLD, room=cache.room(index))
-    cache.advance(x_BLD.shape[1])
+def _with_room(x: Tensor, room: int) -> Tensor:
+    out = x.new_empty(*x.shape[:2], x.shape[2] + room, x.shape[3])
+    out[:, :, : x.shape[2]] = x
+    return out
+
+
+def decode_step(model: LlamaModel, step: Segment, cache: KVCache, after: int) -> Tensor:
+    """Hidden states of tokens that join the prefix and `after` others, before the final norm; `cache` takes them up."""
+    run, x_BLD = _Runner.on(model, step), step.x_BLD
+    for layer, buffers in zip(model.layers, cache.layers, strict=True):
+        x_BLD, _, _ = run(layer, x_BLD, room=(*buffers, cache.length + after))
     return x_BLD
 
 
@@ -249,7 +218,7 @@ def decode_after(
 
     With the `cache` of `prefill` the prefix is not run again, and its hidden states are None.
     """
-    run_prefix, run_suffix = _Runner(model, prefix), _Runner(model, suffix)
+    run_prefix, run_suffix = _Runner.on(model, prefix), _Runner.on(model, suffix)
 
     def both(layer: nn.Module, prefix_x: Tensor, suffix_x: Tensor) -> tuple[Tensor, Tensor]:
         prefix_x, key, value = run_prefix(layer, prefix_x)
@@ -260,30 +229,27 @@ def decode_after(
         if cache is None:
             prefix_x, suffix_x = run_block(both, layer, prefix_x, suffix_x)
         else:
-            suffix_x = run_suffix(layer, suffix_x, earlier=cache.prefix(index))[0]
+            key, value = (x[:, :, : cache.length] for x in cache.layers[index])
+            suffix_x = run_suffix(layer, suffix_x, earlier=(key, value))[0]
     return (prefix_x if cache is None else None), suffix_x
 
 
+@dataclass(frozen=True)
 class _Runner:
     """One layer on one segment; rotary tables are computed once for all layers."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        segment: Segment,
-        rotary: RotaryTables | None = None,
-        read: ReadPlaces | None = None,
-    ) -> None:
-        self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL) if rotary is None else rotary
-        self.mask = segment.mask
-        self.causal = segment.causal and segment.mask is None
-        self.read = read
+    rotary: RotaryTables
+    mask: Tensor | None
+    causal: bool
+    read: ReadPlaces | None = None
+
+    @classmethod
+    def on(cls, model: LlamaModel, segment: Segment) -> _Runner:
+        rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
+        return cls(rotary, segment.mask, segment.causal and segment.mask is None)
 
     def __call__(self, layer: nn.Module, x_BLD: Tensor, **cached: Any) -> tuple[Tensor, Tensor, Tensor]:
-        out: tuple[Tensor, Tensor, Tensor] = layer(
-            x_BLD, self.rotary, self.mask, causal=self.causal, read=self.read, **cached
-        )
-        return out
+        return layer(x_BLD, self.rotary, self.mask, causal=self.causal, read=self.read, **cached)
 
     def hidden(self, layer: nn.Module, x_BLD: Tensor) -> Tensor:
         """The hidden states alone."""

@@ -26,10 +26,11 @@ from vla_policies.devices import upload
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.openvla.config import OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
-from vla_policies.openvla.llama import Segment, run_layers_at
+from vla_policies.openvla.llama import Segment, run_layers
+from vla_policies.openvla.network import MLP
 from vla_policies.processing.statistics import read_statistics
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
-from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.types import ActionSample, PolicyInputs
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         super().__init__(conventions, config, where)
         width, settings = self.network.width, config.settings
         self.numbers = config.numbers_of(conventions.action_dim)
-        self.proprio = ProprioProjector(conventions.state_dim, width) if settings.use_state else None
+        self.proprio = MLP(conventions.state_dim, width, width) if settings.use_state else None
         self.regression = RegressionHead(width, self.numbers) if settings.head == "l1" else None
 
     @classmethod
@@ -143,8 +144,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
 
     def load_heads(self, folders: Sequence[Path], *, needed: bool = True) -> None:
         for name, head in self._heads().items():
-            path = next(filter(None, (_head_file(folder, name) for folder in folders)), None)
-            if path is not None:
+            if path := next(filter(None, (_head_file(folder, name) for folder in folders)), None):
                 tensors = read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
                 fill(head.to(self.weight_dtype), tensors, path, lambda _: self.weight_dtype)
             elif needed:
@@ -191,20 +191,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             value_B=self.state_values(hidden_BSD[:, 0]),
         )
 
-    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
-        self._check_tokens()
-        return super().evaluate(inputs, record, sampling)
-
-    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
-        self._check_tokens()
-        return super().distribution(inputs, sampling)
-
-    def _check_tokens(self) -> None:
+    def distribution_of(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
         if self.regression is not None:
             raise BadValue(
                 "the regression head has no distribution to train or score; open the checkpoint with "
                 "backbone_kwargs head: tokens"
             )
+        return super().distribution_of(output, sampling)
 
     def slot_hidden(self, inputs: PolicyInputs) -> Tensor:
         """Normed hidden states at the positions before the slots, `[B, K * A, D]`; the first is the prompt's last."""
@@ -212,8 +205,8 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         count = self.conventions.chunk * self.numbers - 1
         slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
         read_BS = torch.cat([last_B[:, None], slot_S.expand(len(last_B), -1)], dim=1)
-        read_BSD = run_layers_at(self.network.language_model.model, segment, read_BS, self.network.checkpoint_fn())
-        return self.network.final_norm(read_BSD)
+        model, run_block = self.network.language_model.model, self.network.checkpoint_fn()
+        return self.network.final_norm(run_layers(model, segment, run_block, read_BS))
 
     def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:
         """The layers' input, the index of each prompt's last token `[B]`, and that of the first slot.
@@ -225,7 +218,8 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         observed = [self.encode_images(inputs)]
         if self.proprio is not None:
             assert inputs.state_BS is not None
-            observed.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))
+            state_BS = inputs.state_BS.to(self.proprio.fc1.weight.dtype)
+            observed.append(self.proprio(state_BS)[:, None].to(word_BLD.dtype))
         num_observed = sum(part.shape[1] for part in observed)
         slots = word_BLD.new_zeros(len(word_BLD), self.conventions.chunk * self.numbers, word_BLD.shape[2])
         parts = [word_BLD[:, :1], *observed, word_BLD[:, 1:], slots]
@@ -313,16 +307,3 @@ class RegressionHead(nn.Module):
         """Hidden states of S = K * A slots `[B, S, D]` to numbers `[B, K, A]`."""
         hidden = hidden_BSD.to(self.model.fc1.weight.dtype)
         return self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
-
-
-class ProprioProjector(nn.Module):
-    """The normalised state to one token."""
-
-    def __init__(self, state_dim: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(state_dim, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, state_BS: Tensor) -> Tensor:
-        """`[B, S]` to `[B, D]`, exact GELU between."""
-        return self.fc2(functional.gelu(self.fc1(state_BS.to(self.fc1.weight.dtype))))

@@ -18,11 +18,10 @@ from vla_policies.actions.sampling import (
     Sampling,
     token_log_probs,
 )
-from vla_policies.backbone import Backbone, Header
+from vla_policies.backbone import Backbone
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
-from vla_policies.model_folder import ModelFolder, Request
-from vla_policies.openvla.config import Settings
+from vla_policies.openvla.config import OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
@@ -55,17 +54,13 @@ class OpenVLABackbone(OpenVLAFamily):
     )
     base_settings: ClassVar[Settings] = Settings()
 
-    @classmethod
-    def check_chunk(cls, chunk: int) -> None:
-        if chunk != 1:
-            raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
-
-    @classmethod
-    def read_official(cls, model: ModelFolder, request: Request) -> Header:
-        header = super().read_official(model, request)
-        if header.model["settings"]["action_dims"] is not None:
-            raise BadValue("OpenVLA's numbers depend on one another, so none can be left out; action_dims must be null")
-        return header
+    def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
+        if conventions.chunk != 1 or config.settings.action_dims is not None:
+            raise BadValue(
+                "OpenVLA decides one action, whose numbers depend on one another: chunk must be 1 and action_dims "
+                f"null, got {conventions.chunk} and {config.settings.action_dims}"
+            )
+        super().__init__(conventions, config, where)
 
     @torch.no_grad()
     def act(
@@ -138,7 +133,7 @@ class OpenVLABackbone(OpenVLAFamily):
         for index in range(self.conventions.action_dim):
             if tokens:
                 step = self._suffix(prompt, tokens[-1][:, None], after=index - 1)
-                x_BLD = decode_step(self.network.language_model.model, step, cache)
+                x_BLD = decode_step(self.network.language_model.model, step, cache, after=index - 1)
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
             drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)

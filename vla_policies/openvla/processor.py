@@ -93,7 +93,6 @@ class OpenVLAProcessor:
         self.codec = TableBins(value_AV, np.abs(unit_AV - data_AV))
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        """Tensors of B observations to inputs, on the images' device."""
         pixels = [self.pixels(obs[key], key) for key in self.conventions.cameras]
         text_BL, mask_BL = self.tokenizer.batch(decode_instructions(obs["instruction"]), self.config.pad_id)
         device = pixels[0].device
@@ -188,10 +187,8 @@ def pixel_statistics(config: OpenVLAConfig, where: str) -> tuple[PixelStatistics
     given: list[Any] = values.get("tvf_normalize_params") or [
         {"mean": mean, "std": std} for mean, std in zip(values["means"], values["stds"], strict=True)
     ]
-    if len(given) != len(config.towers):
-        raise BadValue(f"{file} has statistics for {len(given)} towers, the network has {len(config.towers)}")
     found = []
-    for index, entry in enumerate(given):
+    for index, (entry, _) in enumerate(zip(given, config.towers, strict=True)):
         fill = tuple(int(255 * x) for x in values["means"][index]) if strategy == "letterbox" else None
         mean, std = (as_annotated(RGB, entry[name], f"{name} of {file}") for name in ("mean", "std"))
         found.append(PixelStatistics(mean, std, fill))  # type: ignore[arg-type]
@@ -237,11 +234,8 @@ class PromptTokenizer:
     def __init__(self, source: str, where: str = "tokenizer.json", template: str = OPENVLA) -> None:
         self._template = template
         self._tokenizer = _open(source, where) if source else None
-        self._ids_of = lru_cache(maxsize=4096)(self._encode)
-
-    def ids(self, instruction: str) -> tuple[int, ...]:
+        self.ids = lru_cache(maxsize=4096)(self._encode)
         """Token ids of the prompt for one instruction."""
-        return self._ids_of(instruction)
 
     def batch(self, instructions: Sequence[str], pad: int) -> tuple[Tensor, Tensor]:
         """Ids int64 `[B, L]`, right padded with `pad`, and the bool mask of real ones."""

@@ -27,7 +27,7 @@ from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import read_shapes
 from vla_policies.model_folder import Maker, ModelFolder
 from vla_policies.modules.streams import GemmaShape
-from vla_policies.pi0.config import TRAITS, VARIANTS, NetworkShape, Pi0Config, Preprocessing, VisionShape
+from vla_policies.pi0.config import FULL, VARIANTS, NetworkShape, Pi0Config, Preprocessing, VisionShape
 from vla_policies.pi0.processor import TOKENIZER_FILE
 from vla_policies.processing.statistics import Statistics, choose_key, statistics_of_numbers
 from vla_policies.vlm_flow.config import WORDS
@@ -98,55 +98,47 @@ def implied_config(folder: Path) -> dict[str, Any] | None:
     shapes = {_network_name(name.removeprefix("model.")): x.shape for name, x in read_shapes(folder).items()}
     if not {"action_in_proj.weight", *_WIDTH_OF.values()} <= shapes.keys():
         return None
-    found: dict[str, Any] = {IMPLIED: True, "action_dim": int(shapes["action_in_proj.weight"][1])}
-    variants = {variant.width: name for name, variant in VARIANTS.items()}
-    for stream, tensor in _WIDTH_OF.items():
-        width = int(shapes[tensor][1])
-        if width not in variants:
-            known = ", ".join(f"{name} ({size})" for size, name in variants.items())
-            raise BadValue(f"'{folder}' has no config.json, and its {stream} is {width} wide, which is none of {known}")
-        found[f"{stream}_variant"] = variants[width]
-    return found
+    of_width = {variant.width: name for name, variant in VARIANTS.items()}
+    widths = {f"{stream}_variant": int(shapes[tensor][1]) for stream, tensor in _WIDTH_OF.items()}
+    variants = {name: of_width.get(width, f"{width} wide") for name, width in widths.items()}
+    return {IMPLIED: True, "action_dim": int(shapes["action_in_proj.weight"][1]), **variants}
 
 
 def read_config(
     folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None, horizon: int | None = None
 ) -> Pi0Config:
     """The config of a published folder, statistics included; `horizon` is H where it is not the folder's own."""
-    where, openpi, traits = f"'{folder / CONFIG_FILE}'", is_openpi(config), TRAITS[family]
+    where, openpi, usual = f"'{folder / CONFIG_FILE}'", is_openpi(config), FULL[family]
     if openpi:
         if IMPLIED in config and horizon is None:
             raise BadValue(
                 f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; "
                 "give backbone_kwargs horizon (openpi: 50 for pi0_libero, 10 for pi05_libero)"
             )
-        network, max_tokens, num_steps = _openpi_network(config, where), traits.max_tokens, 10
+        network, max_tokens, num_steps = _openpi_network(config, where), usual.preprocessing.max_tokens, 10
     else:
         check_supported(folder, config)
         settings = from_json(LerobotSettings, config, where, others=True)
-        if settings.type != family:
-            raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{settings.type}'")
-        network = settings.network(where)
-        max_tokens = settings.tokenizer_max_length or traits.max_tokens
-        num_steps = settings.num_inference_steps or settings.num_steps
+        network, num_steps = settings.network(where), settings.num_inference_steps or settings.num_steps
+        max_tokens = settings.tokenizer_max_length or usual.preprocessing.max_tokens
     network = network if horizon is None else replace(network, horizon=horizon)
     statistics = statistics_of(folder, config)
-    if not statistics and (others := sorted(folder.glob(f"**/{_OPENPI_STATISTICS}"))):
+    if not statistics and (others := _openpi_files(folder)):
         raise BadValue(
             f"{where} is lerobot's and names no statistics, but '{others[0].relative_to(folder)}' is openpi's: "
             "move config.json away to read the folder as openpi's or RLinf's"
         )
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
-    state_kind, action_kind = normalizations(config, traits.normalization, where)
-    normalization = state_kind or action_kind or traits.normalization
+    state_kind, action_kind = normalizations(config, usual.preprocessing.normalization, where)
+    normalization = state_kind or action_kind or usual.preprocessing.normalization
     preprocessing = Preprocessing(
         normalization=normalization,
         epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
         epsilon_back=openpi,
         state=chosen.get("state") if state_kind else None,
         action=chosen.get("action") if action_kind else None,
-        prompt_state=("exact" if openpi else "padded") if traits.adaptive_norm else "none",
+        prompt_state="none" if family == "pi0" else "exact" if openpi else "padded",
         max_tokens=max_tokens,
         resize="pil" if openpi else "torch",
         tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
@@ -156,7 +148,7 @@ def read_config(
     return Pi0Config(
         network=network,
         preprocessing=preprocessing,
-        learning=replace(traits.learning, **_critic_settings(folder, network)),
+        learning=replace(usual.learning, **_critic_settings(folder, network)),
         flow=FlowSettings(num_steps=num_steps),
     )
 
@@ -165,7 +157,6 @@ def read_config(
 class LerobotSettings:
     """Settings of lerobot's `config.json`, as far as they are read here."""
 
-    type: str
     chunk_size: int
     max_action_dim: int
     max_state_dim: int
@@ -270,7 +261,7 @@ def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
 
 def _variant(name: str, where: str) -> GemmaShape:
     if name not in VARIANTS:
-        raise unknown_name(f"Gemma variant in {where}", str(name), VARIANTS)
+        raise unknown_name(f"Gemma variant in {where}", name, VARIANTS)
     return VARIANTS[name]
 
 
@@ -290,23 +281,23 @@ def maker_of(model: ModelFolder) -> Maker | None:
         return "lerobot"
     if any(re.search(RLINF_NAME, name) for name in model.names):
         return "rlinf"
-    if _in_assets(model.folder):
+    if _openpi_files(model.folder / _OPENPI_ASSETS):
         return "openpi"
     if _openpi_statistics(model.folder):
         return "rlinf"
     return None if IMPLIED in model.config else "openpi"
 
 
-def _in_assets(folder: Path) -> bool:
-    return any((folder / _OPENPI_ASSETS).glob(f"**/{_OPENPI_STATISTICS}"))
-
-
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """From `assets/<data set>/norm_stats.json`, or `<data set>/norm_stats.json`; names may have a slash."""
     found = {}
-    root = folder / _OPENPI_ASSETS if _in_assets(folder) else folder
-    for path in sorted(root.glob(f"**/{_OPENPI_STATISTICS}")):
+    for path in _openpi_files(folder / _OPENPI_ASSETS) or _openpi_files(folder):
         parts = read_once(path, read_json_object)["norm_stats"]
         entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}
-        found[path.parent.relative_to(root).as_posix()] = entry
+        name = path.parent.relative_to(folder).as_posix()
+        found[name.removeprefix(f"{_OPENPI_ASSETS}/")] = entry
     return found
+
+
+def _openpi_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"**/{_OPENPI_STATISTICS}"))

@@ -1,6 +1,6 @@
 """The config of a pi0 or pi0.5 checkpoint: sizes, preprocessing, reinforcement learning. Plain data.
 
-The two families share all code; their differences are in `TRAITS`.
+The two families share all code; their differences are in `FULL`, and in `Pi0Backbone.adaptive_norm`.
 """
 
 from __future__ import annotations
@@ -37,36 +37,6 @@ VARIANTS: dict[str, GemmaShape] = {
     "gemma_2b": GemmaShape(width=2048, mlp_dim=16384, depth=18),
 }
 """openpi's names for the sizes of its two streams."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Differences between the two families."""
-
-    adaptive_norm: bool
-    """Time enters through the expert's norms, and there is no state token (pi0.5)."""
-    max_tokens: int
-    """Length of the text, tokens; longer texts are cut, as in the originals."""
-    normalization: Literal["mean_std", "quantiles"]
-    """Normalisation of states and actions."""
-    learning: FlowLearning
-    """The published critic."""
-
-
-TRAITS: dict[str, Traits] = {
-    "pi0": Traits(
-        adaptive_norm=False,
-        max_tokens=48,
-        normalization="mean_std",
-        learning=FlowLearning(value_feature="expert", value_hidden=(512, 256, 128)),
-    ),
-    "pi05": Traits(
-        adaptive_norm=True,
-        max_tokens=200,
-        normalization="quantiles",
-        learning=FlowLearning(value_feature="prefix", value_hidden=(1024, 512, 256)),
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,25 +101,24 @@ class Pi0Config(VLMFlowConfig):
     preprocessing: Preprocessing
 
 
-def full_config(family: str) -> Pi0Config:
-    """The published sizes."""
-    traits = TRAITS[family]
-    return Pi0Config(
+FULL: dict[str, Pi0Config] = {
+    "pi0": Pi0Config(
+        network=NetworkShape(), preprocessing=Preprocessing(), learning=FlowLearning(), flow=FlowSettings()
+    ),
+    "pi05": Pi0Config(
         network=NetworkShape(),
-        preprocessing=Preprocessing(
-            normalization=traits.normalization,
-            prompt_state="exact" if traits.adaptive_norm else "none",
-            max_tokens=traits.max_tokens,
-        ),
-        learning=traits.learning,
+        preprocessing=Preprocessing(normalization="quantiles", prompt_state="exact", max_tokens=200),
+        learning=FlowLearning(value_feature="prefix", value_hidden=(1024, 512, 256)),
         flow=FlowSettings(),
-    )
+    ),
+}
+"""Family -> its published sizes, normalisation, text and critic."""
 
 
 def tiny_config(family: str) -> Pi0Config:
     """A few hundred thousand parameters, random weights, hashed words: for tests and trials without a download."""
     heads = {"depth": 2, "num_heads": 4, "head_dim": 16}
-    full = full_config(family)
+    full = FULL[family]
     return replace(
         full,
         network=NetworkShape(

@@ -1,13 +1,20 @@
-"""The families `pi0` and `pi05`: network, processor and heads, behind the interface of `FlowBackbone`."""
+"""The families `pi0` and `pi05`: PaliGemma encodes images and text once; the action expert denoises given their keys
+and values.
+
+Letters as in `modules.streams`; W is the VLM's width, E the expert's, H predicted actions, M cameras.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
@@ -18,6 +25,8 @@ from vla_policies.checkpoint_io.weights import fill, read_tensors, write_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
+from vla_policies.modules.heads import FlowHead
+from vla_policies.modules.streams import GemmaLayer, Prefix, make_norm, run_prefix, suffix_mask
 from vla_policies.pi0.checkpoint import (
     IMPLIED,
     has_time_mlp,
@@ -27,8 +36,7 @@ from vla_policies.pi0.checkpoint import (
     read_config,
     statistics_of,
 )
-from vla_policies.pi0.config import TRAITS, Pi0Config, full_config, tiny_config
-from vla_policies.pi0.network import Pi0Network, VisionLanguageModel
+from vla_policies.pi0.config import FULL, NetworkShape, Pi0Config, tiny_config
 from vla_policies.pi0.processor import TOKENIZER_FILE, Pi0Processor
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
@@ -39,11 +47,85 @@ NETWORK = "network."
 """Prefix of the network's tensors in folders of this project, and in no published one."""
 
 
+class VisionLanguageModel(nn.Module):
+    """PaliGemma without its language head: SigLIP, a linear projector, Gemma with full attention."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape.vlm
+        self.recompute = False
+        self.vision_tower = SiglipVisionModel(SiglipVisionConfig(**asdict(shape.vision), vision_use_head=False))
+        self.projector = nn.Linear(shape.vision.hidden_size, shape.vlm.width)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.vlm.width)
+        self.layers = nn.ModuleList(GemmaLayer(shape.vlm, adaptive=False) for _ in range(shape.vlm.depth))
+        self.norm = make_norm(shape.vlm.width, adaptive=False)
+
+    def image_tokens(self, pixels_BCHW: Tensor) -> Tensor:
+        """Images in [-1, 1] to tokens `[B, patches, W]`, unscaled."""
+        pixels_BCHW = pixels_BCHW.to(self.projector.weight.dtype)
+        return self.projector(self.vision_tower(pixel_values=pixels_BCHW).last_hidden_state)
+
+    def embed(
+        self, pixels_BMCHW: Tensor, camera_mask_BM: Tensor | None, text_BL: Tensor, text_mask_BL: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of all cameras, then of the text, `[B, L, W]`, and which are real, bool `[B, L]`.
+
+        `camera_mask_BM` is False where a camera is absent; None means that all are there.
+        """
+        num_samples, num_cameras = pixels_BMCHW.shape[:2]
+        images = self.image_tokens(pixels_BMCHW.flatten(0, 1)).unflatten(0, (num_samples, num_cameras))
+        patches = images.shape[2]
+        if camera_mask_BM is None:
+            camera_mask_BM = text_mask_BL.new_ones(num_samples, num_cameras)
+        words = self.embed_tokens(text_BL) * math.sqrt(self.shape.width)
+        mask_BL = torch.cat([camera_mask_BM.repeat_interleave(patches, dim=1), text_mask_BL], dim=1)
+        return torch.cat([images.flatten(1, 2), words], dim=1), mask_BL
+
+    def forward(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
+        return run_prefix(
+            self.layers,
+            self.norm,
+            x_BLW,
+            mask_BL,
+            head_dim=self.shape.head_dim,
+            recompute=self.recompute,
+            with_hidden=with_hidden,
+        )
+
+
+class Pi0Network(FlowHead):
+    """Velocity of noisy actions, given a prefix; pi0 and, with `adaptive`, pi0.5."""
+
+    def __init__(self, shape: NetworkShape, *, adaptive: bool) -> None:
+        periods = (shape.min_period, shape.max_period)
+        super().__init__(shape.expert, shape.action_width, adaptive=adaptive, periods=periods)
+        self.vlm = VisionLanguageModel(shape)
+        self.state_proj = None if adaptive else nn.Linear(shape.state_width, shape.expert.width)
+
+    def embed_suffix(self, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The expert's input tokens `[B, Q, E]`, pi0's state first, and pi0.5's condition `[B, E]`."""
+        action_BHE, condition_BE = self.embed_actions(x_BHD, time_B)
+        if self.state_proj is None:
+            return action_BHE, condition_BE
+        assert state_BS is not None
+        return torch.cat([self.state_proj(state_BS)[:, None], action_BHE], dim=1), condition_BE
+
+    def hidden(self, prefix: Prefix, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None) -> Tensor:
+        """All tokens of the expert after the last norm, `[B, Q, E]`: for pi0 the first is the state's."""
+        x_BQE, condition_BE = self.embed_suffix(x_BHD, time_B, state_BS)
+        start_B1 = prefix.mask_BL.long().sum(dim=1, keepdim=True)
+        position_BQ = start_B1 + torch.arange(x_BQE.shape[1], device=x_BQE.device)
+        mask = suffix_mask(prefix.mask_BL, x_BHD.shape[1], state_token=self.state_proj is not None)
+        return self.expert(x_BQE, prefix.layers, position_BQ, mask, condition_BE)
+
+
 class Pi0Backbone(VLMFlowBackbone):
     """pi0: PaliGemma encodes, an action expert denoises; the state is one of the expert's tokens."""
 
     family: ClassVar[str] = "pi0"
     published: ClassVar[str | None] = "lerobot/pi0_base"
+    adaptive_norm: ClassVar[bool] = False
+    """Whether time enters through the expert's norms, and there is no state token."""
     config_class: ClassVar[type[VLMFlowConfig]] = Pi0Config
     config: Pi0Config
     default_conventions: ClassVar[Conventions] = Conventions(
@@ -58,10 +140,12 @@ class Pi0Backbone(VLMFlowBackbone):
             self.vlm.to(self._vlm_dtype)
         self.vlm.recompute = self.network.expert.recompute = self.learning.recompute_activations
         self._folder: Path | None = None
-        self._check_state()
+        reads = not self.adaptive_norm or config.preprocessing.prompt_state != "none"
+        if reads and not conventions.state_dim:
+            raise BadValue(f"'{self.family}' reads the robot's state; the observation has none, or use_state is false")
 
     def _build_network(self) -> None:
-        self.network = Pi0Network(self.config.network, adaptive=TRAITS[self.family].adaptive_norm)
+        self.network = Pi0Network(self.config.network, adaptive=self.adaptive_norm)
 
     @property
     def vlm(self) -> VisionLanguageModel:
@@ -71,11 +155,11 @@ class Pi0Backbone(VLMFlowBackbone):
 
     @classmethod
     def config_of_size(cls, size: str, action_dim: int) -> Pi0Config:
-        return full_config(cls.family) if size == "full" else tiny_config(cls.family)
+        return FULL[cls.family] if size == "full" else tiny_config(cls.family)
 
     @classmethod
     def recognises(cls, model: ModelFolder) -> bool:
-        return model.config.get("type") == cls.family or has_time_mlp(model.folder) == TRAITS[cls.family].adaptive_norm
+        return model.config.get("type") == cls.family or has_time_mlp(model.folder) == cls.adaptive_norm
 
     @classmethod
     def facts(cls, model: ModelFolder) -> FolderFacts:
@@ -91,7 +175,6 @@ class Pi0Backbone(VLMFlowBackbone):
 
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
-        """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
@@ -100,7 +183,6 @@ class Pi0Backbone(VLMFlowBackbone):
         return Header(cls.family, conventions, Sampling(), to_json(own))
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
         where, tensors = weight_files(folder)[0], read_tensors(folder, skip=is_statistic)
         # Of a published folder any head may be absent, of this project's Flow-Noise's alone.
         may_be_new: tuple[str, ...] = ("noise_head.",)
@@ -146,14 +228,10 @@ class Pi0Backbone(VLMFlowBackbone):
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._vlm_dtype if name.startswith(NETWORK + "vlm.") else torch.float32
 
-    def _check_state(self) -> None:
-        reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"
-        if reads and not self.conventions.state_dim:
-            raise BadValue(f"'{self.family}' reads the robot's state; the observation has none, or use_state is false")
-
 
 class Pi05Backbone(Pi0Backbone):
     """pi0.5: the state is part of the text, time conditions the expert's norms."""
 
     family: ClassVar[str] = "pi05"
     published: ClassVar[str | None] = "lerobot/pi05_base"
+    adaptive_norm: ClassVar[bool] = True

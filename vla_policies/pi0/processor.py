@@ -45,7 +45,6 @@ class Pi0Processor(FlowProcessor):
         end = (NEWLINE,) if preprocessing.prompt_state == "none" else ()
         tokenizer = TextTokenizer(lambda text: (BOS, *encode(text), *end), preprocessing.max_tokens)
         super().__init__(conventions, preprocessing, shape, tokenizer)
-        self.image_size = shape.vision.image_size
         if not 0 <= preprocessing.delta_dims <= min(conventions.state_dim, conventions.action_dim):
             raise BadValue(
                 f"delta_dims must be at most the state's and the action's dims ({conventions.state_dim} and "
@@ -55,9 +54,9 @@ class Pi0Processor(FlowProcessor):
     def pixels(self, image: Tensor, key: str) -> Tensor:
         image_BHWC = channels_last(image, key)
         if self.preprocessing.resize == "pil":
-            image_BHWC = resize_pil(image_BHWC, self.image_size)
+            image_BHWC = resize_pil(image_BHWC, self.shape.image_size)
         pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
-        return resize_with_pad(pixels_BCHW, self.image_size)
+        return resize_with_pad(pixels_BCHW, self.shape.image_size)
 
     def texts(self, instructions: Sequence[str], state_BS: Tensor) -> Sequence[str]:
         style = self.preprocessing.prompt_state

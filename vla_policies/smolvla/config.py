@@ -73,12 +73,11 @@ class NetworkShape(FlowShape):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_streams(self.text, self.expert, ("num_heads", "num_kv_heads", "head_dim"), "text")
-        if self.text.depth % self.expert.depth:
+        if self.text.depth % self.expert.depth or self.expert.width % 2:
             raise BadValue(
-                f"the expert's layers must divide the text model's, got {self.expert.depth} and {self.text.depth}"
+                "the expert's layers must divide the text model's and its width must be even, got "
+                f"{self.expert.depth} layers of {self.text.depth}, width {self.expert.width}"
             )
-        if self.expert.width % 2:
-            raise BadValue(f"the expert's width must be even, got {self.expert.width}")
         side = self.vision.patch_size * self.pixel_shuffle
         for name, size in (("image_size", self.vision.image_size), ("picture_size", self.picture_size)):
             if size is not None and (size % side or size < side):
@@ -86,7 +85,6 @@ class NetworkShape(FlowShape):
 
     @property
     def image_size(self) -> int:
-        """Side of the images, pixels."""
         return self.vision.image_size if self.picture_size is None else self.picture_size
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,9 +80,7 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
     @property
     def network(self) -> SmolVLANetwork:
         """The network; in `policy` its tensors have their published names."""
-        found = self.policy["model"]
-        assert isinstance(found, SmolVLANetwork)
-        return found
+        return cast(SmolVLANetwork, self.policy["model"])
 
     @property
     def vlm(self) -> VisionLanguageModel:
@@ -140,7 +138,6 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         return Header(cls.family, conventions, saved.sampling, to_json(found.with_options(request.options)))
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
         tensors = checkpoint.read_weights(folder, self.policy.state_dict())
         fill(self.policy, tensors, weight_files(folder)[0], self._dtype_of)
         self.load_beside(folder)
@@ -157,27 +154,20 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(names)}
 
     def load_beside(self, folder: Path) -> None:
-        """Read the heads that the folder has; what one scheme trained may be opened with another."""
-        path = folder / HEADS_FILE
-        if not path.is_file():
-            return
-        stored = read_safetensors(path)
-        wanted = {name: x for name, x in self._heads().items() if name.startswith("value_head.") or name in stored}
-        stored = {name: x for name, x in stored.items() if name in wanted or name.startswith("value_head.")}
-        check_tensors(path, stored, wanted)
-        self.load_state_dict(stored, strict=False)
+        path, heads = folder / HEADS_FILE, self._heads()
+        if path.is_file():
+            # What one scheme trained may be opened with another: only Flow-Noise has a network of noise.
+            stored = read_safetensors(path, skip=lambda name: name.startswith("noise_head.") and name not in heads)
+            new = {name: x for name, x in heads.items() if name.startswith("noise_head.")}
+            check_tensors(path, {**new, **stored}, heads)
+            self.load_state_dict(stored, strict=False)
 
     def save_beside(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Write the heads, and the settings beyond lerobot's layout with which the folder opens the same way again."""
         write_safetensors(folder / HEADS_FILE, self._heads())
         saved = replace(self.config, learning=replace(self.config.learning, lora=None))
         if saved.preprocessing.tokenizer != WORDS:
             saved = saved.with_tokenizer(checkpoint.VLM_FOLDER)  # the folder's own
-        own = {
-            "conventions": to_json(self.conventions),
-            "sampling": config["sampling"],
-            "model": to_json(saved),
-        }
+        own = {"conventions": to_json(self.conventions), "sampling": config["sampling"], "model": to_json(saved)}
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own})
 
     # Adapters -----------------------------------------------------------------------------------------
@@ -238,8 +228,13 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
             # Of the last layer, the expert reads keys and values alone.
             text = network.vlm.text_model
             last: Any = text.layers[-1]
-            unread = (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, text.norm)
-            for part in unread:
+            for part in (
+                last.self_attn.q_proj,
+                last.self_attn.o_proj,
+                last.mlp,
+                last.post_attention_layernorm,
+                text.norm,
+            ):
                 part.requires_grad_(False)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ class LlamaLayer(nn.Module):
         normed = self.input_layernorm(x_BQD)
         own = self._key_value(normed, rotary)
         keys = own if earlier is None else earlier.followed_by(own)
-        return self._mix(x_BQD, self._query(normed, rotary), keys, mask_B1QL), own
+        return self._mix(x_BQD, normed, rotary, keys, mask_B1QL), own
 
     def key_value(self, x_BQD: Tensor, rotary: Rotary) -> KeyValue:
         """Keys and values alone, when nothing of the layer's output is needed."""
@@ -70,13 +71,13 @@ class LlamaLayer(nn.Module):
         key = rotated(self._heads(self.self_attn.k_proj(normed_BQD)), rotary)
         return KeyValue(key, self._heads(self.self_attn.v_proj(normed_BQD)))
 
-    def _query(self, normed_BQD: Tensor, rotary: Rotary) -> Tensor:
-        return rotated(self._heads(self.self_attn.q_proj(normed_BQD)), rotary)
-
     def _heads(self, x_BQF: Tensor) -> Tensor:
         return x_BQF.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _mix(self, x_BQD: Tensor, query: Tensor, keys: KeyValue, mask_B1QL: Tensor | None) -> Tensor:
+    def _mix(
+        self, x_BQD: Tensor, normed_BQD: Tensor, rotary: Rotary, keys: KeyValue, mask_B1QL: Tensor | None
+    ) -> Tensor:
+        query = rotated(self._heads(self.self_attn.q_proj(normed_BQD)), rotary)
         mixed = functional.scaled_dot_product_attention(
             query,
             for_every_head(keys.key_BCLF, query.shape[1]),
@@ -84,8 +85,7 @@ class LlamaLayer(nn.Module):
             attn_mask=mask_B1QL,
         )
         x_BQD = x_BQD + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
-        out: Tensor = x_BQD + self.mlp(self.post_attention_layernorm(x_BQD))
-        return out
+        return x_BQD + self.mlp(self.post_attention_layernorm(x_BQD))
 
 
 class CrossLayer(LlamaLayer):
@@ -114,16 +114,14 @@ class CrossLayer(LlamaLayer):
         self, x_BQD: Tensor, rotary: Rotary, mask_B1QL: Tensor | None, projected: KeyValue
     ) -> tuple[Tensor, KeyValue]:
         """The layer's output, and `projected` again."""
-        query = self._query(self.input_layernorm(x_BQD), rotary)
-        return self._mix(x_BQD, query, projected, mask_B1QL), projected
+        return self._mix(x_BQD, self.input_layernorm(x_BQD), rotary, projected, mask_B1QL), projected
 
 
 def rotated(x_BCQF: Tensor, rotary: Rotary) -> Tensor:
     """Heads turned to their positions, in float32 and back, as in training."""
     cos, sin = (x[:, None] for x in rotary)
     wide = x_BCQF.float()
-    out: Tensor = wide * cos + rotate_half(wide) * sin
-    return out.to(x_BCQF.dtype)
+    return (wide * cos + rotate_half(wide) * sin).to(x_BCQF.dtype)
 
 
 class TextModel(nn.Module):
@@ -168,8 +166,7 @@ class VisionLanguageModel(nn.Module):
         seen_BHW = pixels_BCHW.new_ones((len(pixels_BCHW), rows, columns), dtype=torch.bool)
         x_BPW = tower.embeddings(pixel_values=pixels_BCHW, patch_attention_mask=seen_BHW)
         x_BPW = tower.post_layernorm(tower.encoder(inputs_embeds=x_BPW).last_hidden_state)
-        tokens: Tensor = self.connector(x_BPW)
-        return tokens
+        return self.connector(x_BPW)
 
     def embed(
         self, pixels_BMCHW: Tensor, camera_mask_BM: Tensor | None, text_BL: Tensor, text_mask_BL: Tensor
@@ -192,7 +189,6 @@ class VisionLanguageModel(nn.Module):
         return torch.cat([tokens for tokens, _ in parts], dim=1), torch.cat([mask for _, mask in parts], dim=1)
 
     def forward(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
-        """Run embedded tokens through all layers; without `with_hidden` the last computes keys and values only."""
         return run_prefix(
             self.text_model.layers,
             self.text_model.norm,
@@ -282,8 +278,7 @@ class Expert(nn.Module):
                 x_BHE, _ = run(layer, x_BHE, cross_rotary, cross_mask, read)
             else:
                 x_BHE, _ = run(layer, x_BHE, joint_rotary, joint_mask, read)
-        hidden_BHE: Tensor = self.norm(x_BHE)
-        return hidden_BHE
+        return self.norm(x_BHE)
 
 
 class SmolVLANetwork(ActionProjections):
@@ -301,16 +296,12 @@ class SmolVLANetwork(ActionProjections):
     @property
     def vlm(self) -> VisionLanguageModel:
         """Images and text to keys and values."""
-        found = self.vlm_with_expert["vlm"]["model"]  # type: ignore[index]
-        assert isinstance(found, VisionLanguageModel)
-        return found
+        return self.vlm_with_expert["vlm"]["model"]  # type: ignore[index]
 
     @property
     def expert(self) -> Expert:
         """Noisy actions to hidden states."""
-        found = self.vlm_with_expert["lm_expert"]
-        assert isinstance(found, Expert)
-        return found
+        return cast(Expert, self.vlm_with_expert["lm_expert"])
 
     def read_state(self, prefix: Prefix, state_BS: Tensor, *, with_hidden: bool) -> tuple[Prefix, Tensor | None]:
         """`prefix` with the state's token at its end, and that token's hidden state `[B, W]` if requested."""
@@ -319,8 +310,7 @@ class SmolVLANetwork(ActionProjections):
 
     def hidden(self, memory: Prefix, x_BHD: Tensor, time_B: Tensor) -> Tensor:
         """The expert's tokens after the last norm, `[B, H, E]`."""
-        hidden_BHE: Tensor = self.expert(self.embed_actions(x_BHD, time_B)[0], memory)
-        return hidden_BHE
+        return self.expert(self.embed_actions(x_BHD, time_B)[0], memory)
 
 
 def initialise(network: SmolVLANetwork) -> None:

@@ -10,9 +10,8 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
-from vla_policies.conventions import Conventions
 from vla_policies.processing.observations import channels_last, read_tokenizer
-from vla_policies.smolvla.config import NetworkShape, Preprocessing
+from vla_policies.smolvla.config import NetworkShape
 from vla_policies.vlm_flow.processor import FlowProcessor, TextTokenizer
 
 TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -25,16 +24,12 @@ BRACKETS = ("<fake_token_around_image>", "<global-img>")
 class SmolVLAProcessor(FlowProcessor):
     """Preprocessing and postprocessing of one checkpoint."""
 
-    def __init__(
-        self, conventions: Conventions, preprocessing: Preprocessing, shape: NetworkShape, tokenizer: TextTokenizer
-    ) -> None:
-        super().__init__(conventions, preprocessing, shape, tokenizer)
-        self.picture_size = shape.picture_size
+    shape: NetworkShape
 
     def pixels(self, image: Tensor, key: str) -> Tensor:
         image_BCHW = channels_last(image, key).permute(0, 3, 1, 2).float() / 255.0
-        if self.picture_size is not None:
-            image_BCHW = resize_to_corner(image_BCHW, self.picture_size)
+        if self.shape.picture_size is not None:
+            image_BCHW = resize_to_corner(image_BCHW, self.shape.picture_size)
         return image_BCHW * 2.0 - 1.0
 
 

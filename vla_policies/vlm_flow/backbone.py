@@ -113,8 +113,7 @@ class VLMFlowBackbone(FlowBackbone):
 
     @classmethod
     def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `backbone_kwargs` of fresh weights of the same sizes, the published ones where none are said, with hashed
-        words: tokenizers are downloads."""
+        # With hashed words: tokenizers are downloads.
         found = {key: value for key, value in options.items() if key not in UNPLANNED}
         if "network" in found:
             return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
@@ -192,14 +191,12 @@ class VLMFlowBackbone(FlowBackbone):
             num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
                 feature_BW = self.expert_feature(context, num, device)
-        value_B: Tensor = self.value_head(feature_BW.detach() if detached else feature_BW)
-        return value_B
+        return self.value_head(feature_BW.detach() if detached else feature_BW)
 
     def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
         """Images and text through the VLM."""
         x_BLW, mask_BL = self.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
-        prefix: Prefix = self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
-        return prefix
+        return self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
 
     def prefix_of(self, inputs: PolicyInputs) -> Prefix:
         """Images and text, encoded; with `cache_features`, kept ones of equal observations."""

@@ -90,8 +90,7 @@ class FlowPreprocessing:
 
     def statistics(self, part: Part) -> Statistics | None:
         """Statistics in use of `state` or `action`."""
-        found: Statistics | None = getattr(self, part)
-        return found
+        return getattr(self, part)
 
     def normalise(self, x: Tensor, part: Part) -> Tensor:
         """Units of the data `[..., A]` to the network's."""
@@ -126,12 +125,12 @@ class FlowLearning:
     heads stay in float32."""
 
     def __post_init__(self) -> None:
+        check_gib(self.cache_features)
         if min(self.value_hidden, default=0) < 1 or min(self.noise_hidden, default=0) < 1:
             raise BadValue(
                 "value_hidden and noise_hidden need at least one number each, all above 0, got "
                 f"{list(self.value_hidden)} and {list(self.noise_hidden)}"
             )
-        check_gib(self.cache_features)
         if not self.train_expert_only and (self.cache_features or self.vlm_dtype == "bfloat16"):
             raise BadValue("cache_features and vlm_dtype: bfloat16 are for a frozen VLM (train_expert_only: true)")
 

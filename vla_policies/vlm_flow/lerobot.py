@@ -118,14 +118,10 @@ def _statistics_file(folder: Path) -> Path | None:
     if not path.is_file():
         return next(iter(sorted(folder.glob(f"{PREPROCESSOR}*normalizer*.safetensors"))), None)
     names = [str(step["state_file"]) for step in processor_steps(folder, PREPROCESSOR) if step.get("state_file")]
-    for name in names:
-        if Path(name).name != name:
-            raise BadValue(f"'{path}' points outside its folder: '{name}'")
-        if (folder / name).is_file():
-            return folder / name
-    if names:
+    found = next((folder / name for name in names if Path(name).name == name and (folder / name).is_file()), None)
+    if names and found is None:
         raise BadValue(f"'{folder}' lacks {names[0]}, the statistics that {path.name} names")
-    return None
+    return found
 
 
 def is_statistic(name: str) -> bool:

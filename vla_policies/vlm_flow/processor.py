@@ -52,8 +52,6 @@ class TextTokenizer:
 
 def words_encoder(first: int, vocab_size: int) -> Encode:
     """An encoder of hashed words, ids from `first` on; for small random networks."""
-    if vocab_size <= first:
-        raise BadValue(f"hashed words need a vocabulary of more than {first} ids, got {vocab_size}")
     return lambda text: [first + word % (vocab_size - first) for word in tokenize(text)]
 
 
@@ -68,22 +66,19 @@ class FlowProcessor(ABC):
     ) -> None:
         self.conventions = conventions
         self.preprocessing = preprocessing
-        self.state_width = shape.state_width
+        self.shape = shape
         self.tokenizer = tokenizer
-        if conventions.state_dim > self.state_width:
-            raise BadValue(f"the network reads {self.state_width} numbers of state, got {conventions.state_dim}")
-        self._check_statistics("state", conventions.state_dim)
-        self._check_statistics("action", conventions.action_dim)
-
-    def _check_statistics(self, part: Part, needed: int) -> None:
-        statistics = self.preprocessing.statistics(part)
-        used = USED[self.preprocessing.normalization] if statistics is not None else ()
-        got = min((len(getattr(statistics, name)) for name in used), default=needed)
-        if got < needed:
-            raise BadValue(
-                f"the checkpoint's {part} statistics have {got} dims, {needed} are needed; SmolVLA leaves those of "
-                "another robot out with use_statistics: false"
-            )
+        if conventions.state_dim > shape.state_width:
+            raise BadValue(f"the network reads {shape.state_width} numbers of state, got {conventions.state_dim}")
+        dims: dict[Part, int] = {"state": conventions.state_dim, "action": conventions.action_dim}
+        for part, needed in dims.items():
+            statistics, used = preprocessing.statistics(part), USED[preprocessing.normalization]
+            got = needed if statistics is None else min(len(getattr(statistics, name)) for name in used)
+            if got < needed:
+                raise BadValue(
+                    f"the checkpoint's {part} statistics have {got} dims, {needed} are needed; SmolVLA leaves those of "
+                    "another robot out with use_statistics: false"
+                )
 
     @abstractmethod
     def pixels(self, image: Tensor, key: str) -> Tensor:
@@ -110,7 +105,7 @@ class FlowProcessor(ABC):
 
     def padded(self, state_BS: Tensor) -> Tensor:
         """Normalised states with zeros up to `state_width`."""
-        return functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
+        return functional.pad(state_BS, (0, self.shape.state_width - state_BS.shape[1]))
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""

@@ -10,8 +10,10 @@ import torch
 
 from vla_gym.errors import BadValue
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.actions.sampling import Sampling
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
-from vla_policies.nano.model import NanoBackbone
+from vla_policies.nano.flow_model import NanoFlowBackbone
+from vla_policies.nano.model import NanoBackbone, NanoTrunk
 from vla_policies.processing.observations import observation_keys
 from vla_policies.types import PolicyInputs
 
@@ -26,8 +28,9 @@ def nano(conventions: Conventions) -> NanoBackbone:
     return NanoBackbone.fresh(conventions, OPTIONS)
 
 
-def inputs_of(nano: NanoBackbone, obs: dict[str, np.ndarray]):
-    return nano.prepare({key: torch.from_numpy(value) for key, value in obs.items()})
+def inputs_of(nano: NanoTrunk, obs: dict[str, np.ndarray]) -> PolicyInputs:
+    tensors = {key: torch.from_numpy(value) for key, value in obs.items()}
+    return replace(nano.prepare(tensors), keys=observation_keys(tensors))
 
 
 @pytest.mark.parametrize("part", ["logits_BKAV", "value_B"])
@@ -55,6 +58,17 @@ def test_a_critic_of_its_own_leaves_the_policy_alone(conventions: Conventions, m
     after = nano(inputs)
     assert torch.equal(after.logits_BKAV, before.logits_BKAV)
     assert not torch.allclose(after.value_B, before.value_B)
+
+
+def test_fresh_flow_weights_act_with_the_asked_spread_and_value_nothing(
+    conventions: Conventions, make_obs: MakeObs
+) -> None:
+    torch.manual_seed(0)
+    options = {**OPTIONS, "initial_std": 0.3, "num_steps": 50, "noise_level": 0.05}
+    flow = NanoFlowBackbone.fresh(replace(conventions, chunk=8), options)
+    sample = flow.act(inputs_of(flow, make_obs(64)), Sampling(), deterministic=False)
+    assert sample.record["chain"][:, -1].std().item() == pytest.approx(0.3, rel=0.1)
+    assert sample.value_B.abs().max() < 0.05
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [("tiny", 0.3e6, 0.7e6), ("small", 2e6, 3e6), ("base", 8e6, 10e6)])
@@ -95,11 +109,6 @@ def encoded(nano: NanoBackbone) -> list[int]:
     return sizes
 
 
-def keyed(nano: NanoBackbone, obs: dict[str, np.ndarray]):
-    tensors = {key: torch.from_numpy(value) for key, value in obs.items()}
-    return replace(nano.prepare(tensors), keys=observation_keys(tensors))
-
-
 def test_an_observation_is_encoded_once_while_the_critic_is_trained_alone(
     nano: NanoBackbone, make_obs: MakeObs, encoded: list[int]
 ) -> None:
@@ -109,9 +118,9 @@ def test_an_observation_is_encoded_once_while_the_critic_is_trained_alone(
     encoded.clear()
     with nano.critic_trained_alone():
         assert nano.keeps_features
-        first = nano(keyed(nano, {key: value[:4] for key, value in obs.items()}))
-        second = nano(keyed(nano, obs))
-        third = nano(keyed(nano, others))
+        first = nano(inputs_of(nano, {key: value[:4] for key, value in obs.items()}))
+        second = nano(inputs_of(nano, obs))
+        third = nano(inputs_of(nano, others))
         third.value_B.sum().backward()
     cameras = len(nano.conventions.cameras)
     assert encoded == [4] * cameras + [2] * cameras
@@ -173,31 +182,20 @@ def test_a_checkpoint_says_that_its_encoder_is_frozen_until_it_is_told_otherwise
     assert VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu").backbone.keeps_features
 
 
-MakeObs = Callable[..., dict[str, np.ndarray]]
-
-
-def tensors(obs: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {key: torch.from_numpy(value) for key, value in obs.items()}
-
-
-def prepare_inputs(obs: dict[str, torch.Tensor], conventions: Conventions) -> PolicyInputs:
-    return NanoBackbone(conventions, config_from_options({"size": "tiny"}, conventions.image_size)).prepare(obs)
-
-
-def test_pixels_by_hand(conventions: Conventions, make_obs: MakeObs) -> None:
-    obs = tensors(make_obs(2))
-    obs["image"][0, 5, 7] = torch.tensor([0, 255, 51], dtype=torch.uint8)
-    inputs = prepare_inputs(obs, conventions)
+def test_pixels_by_hand(nano: NanoBackbone, make_obs: MakeObs) -> None:
+    obs = make_obs(2)
+    obs["image"][0, 5, 7] = [0, 255, 51]
+    inputs = inputs_of(nano, obs)
     assert inputs.pixels_BMCHW.shape == (2, 2, 3, 32, 32)
     # 51 / 127.5 - 1 = -0.6
     assert inputs.pixels_BMCHW[0, 0, :, 5, 7].tolist() == pytest.approx([-1.0, 1.0, -0.6], abs=1e-6)
 
 
-def test_larger_images_are_averaged_down(conventions: Conventions, make_obs: MakeObs) -> None:
-    obs = tensors(make_obs(1, size=64))
+def test_larger_images_are_averaged_down(nano: NanoBackbone, make_obs: MakeObs) -> None:
+    obs = make_obs(1, size=64)
     obs["image"][:] = 255
     obs["image"][:, :32] = 0
-    pixels = prepare_inputs(obs, conventions).pixels_BMCHW[0, 0]
+    pixels = inputs_of(nano, obs).pixels_BMCHW[0, 0]
     assert pixels.shape == (3, 32, 32)
     assert torch.allclose(pixels[:, :15], torch.tensor(-1.0))
     assert torch.allclose(pixels[:, 17:], torch.tensor(1.0))

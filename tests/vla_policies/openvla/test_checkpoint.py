@@ -23,26 +23,17 @@ Observe = Callable[[int], dict[str, Tensor]]
 KEY = "libero_spatial"
 
 
+def copied(source: Path, target: Path) -> Path:
+    """A copy to damage, without the golden numbers."""
+    ignored = shutil.ignore_patterns("golden*", "value_heads*")
+    shutil.copytree(source, target, ignore=ignored, copy_function=shutil.copyfile)
+    target.chmod(0o755)
+    return target
+
+
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
-    """A copy to damage, without the golden numbers."""
-    target = tmp_path / "checkpoint"
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("golden*"), copy_function=shutil.copyfile)
-    target.chmod(0o755)
-    return target
-
-
-@pytest.fixture
-def oft_copy(golden_root: Path, tmp_path: Path) -> Path:
-    target = tmp_path / "oft"
-    shutil.copytree(
-        golden_root / "openvla_oft_tiny",
-        target,
-        ignore=shutil.ignore_patterns("golden*", "value_heads*"),
-        copy_function=shutil.copyfile,
-    )
-    target.chmod(0o755)
-    return target
+    return copied(folder, tmp_path / "checkpoint")
 
 
 def open_policy(name: Path, **kwargs: Any) -> VLAPolicy:
@@ -116,8 +107,9 @@ def test_old_rotary_tensors_are_let_pass(copy: Path) -> None:
     open_policy(copy)
 
 
-def test_a_critic_in_the_weights_says_how_many_values_it_gives(oft_copy: Path, golden_root: Path) -> None:
+def test_a_critic_in_the_weights_says_how_many_values_it_gives(golden_root: Path, tmp_path: Path) -> None:
     """As in RLinf's PPO checkpoints with a value for each action of the chunk."""
+    oft_copy = copied(golden_root / "openvla_oft_tiny", tmp_path / "oft")
     heads = load_file(golden_root / "openvla_oft_tiny" / "value_heads.safetensors")
     critic = {key.removeprefix("out8."): value for key, value in heads.items() if key.startswith("out8.")}
     edit_weights(oft_copy, lambda tensors: tensors.update(critic))

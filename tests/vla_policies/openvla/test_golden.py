@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ Golden = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def open_with(folder: Path) -> Callable[[str], OpenVLABackbone]:
+    @cache
     def build(key: str) -> OpenVLABackbone:
         backbone = load_checkpoint(open_folder(folder, Request(unnorm_key=key, options=RAW)))[0]
         assert isinstance(backbone, OpenVLABackbone)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vla_policies.modules.training import checkpoint_fn, store_activations
-from vla_policies.openvla.llama import Segment, build_llama, run_layers, run_layers_at
+from vla_policies.openvla.llama import Segment, build_llama, run_layers
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
 
@@ -23,15 +23,8 @@ def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, run_b
     mask = real_BL[:, None, None] if padded else None
     segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
     read_BS = torch.tensor([[8, 1, 4], [6, 0, 2], [4, 3, 0]])
-    got_BSD = run_layers_at(model, segment, read_BS, run_block)
+    got_BSD = run_layers(model, segment, run_block, read_BS)
     want_BSD = run_layers(model, segment, store_activations).gather(1, read_BS[..., None].expand(-1, -1, 32))
     torch.testing.assert_close(got_BSD, want_BSD, rtol=0.0, atol=1e-6)
     gradients = [torch.autograd.grad(out.square().sum(), x_BLD)[0] for out in (got_BSD, want_BSD)]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0.0, atol=1e-5)
-
-
-def test_a_causal_segment_is_refused() -> None:
-    model = build_llama({**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4}).model
-    segment = Segment(torch.zeros(1, 2, 32), torch.arange(2)[None], None, causal=True)
-    with pytest.raises(ValueError, match="all tokens attend to each other"):
-        run_layers_at(model, segment, torch.tensor([[1]]), store_activations)

@@ -54,10 +54,7 @@ def trained(folder: Path, observe: Observe, request: pytest.FixtureRequest) -> V
     return policy
 
 
-BOTH = pytest.mark.parametrize("trained", ["openvla", "openvla-oft"], indirect=True)
-
-
-@BOTH
+@pytest.mark.parametrize("trained", ["openvla", pytest.param("openvla-oft", marks=pytest.mark.thorough)], indirect=True)
 def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
     request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
@@ -96,9 +93,8 @@ def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_p
     )
 
 
-@pytest.mark.parametrize("trained", ["openvla-oft"], indirect=True)
-def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
-    trained.save_adapter(tmp_path)
+def test_broken_adapters_are_named(folder: Path, tmp_path: Path) -> None:
+    open_policy(folder, backbone_kwargs=LORA).save_adapter(tmp_path)
     (tmp_path / MANIFEST_FILE).unlink()
     weights = tmp_path / "adapter_model.safetensors"
     tensors = load_file(weights)
@@ -135,7 +131,7 @@ def high(policy: VLAPolicy) -> list[float]:
     return policy.backbone.processor.action_normaliser.high_A.tolist()
 
 
-@pytest.mark.parametrize("key", ["bridge_orig", "my_data"], ids=["of the base, too", "new"])
+@pytest.mark.parametrize("key", ["bridge_orig", pytest.param("my_data", marks=pytest.mark.thorough)])
 def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: Path, key: str) -> None:
     policy = open_policy(folder, backbone_kwargs=LORA)
     policy.save_adapter(tmp_path / "peft")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from vla_policies.openvla.oft import ProprioProjector, RegressionHead, ResidualBlock
+from vla_policies.openvla.oft import RegressionHead, ResidualBlock
 
 
 def test_a_block_adds_to_its_input() -> None:
@@ -25,8 +25,3 @@ def test_a_chunk_step_depends_on_its_own_hidden_states_alone() -> None:
     hidden_BSD[0, 2] += 1  # the first of the second step's two slots
     after_KA = head(hidden_BSD)[0]
     assert (before_KA != after_KA).any(1).tolist() == [False, True, False]
-
-
-def test_the_state_becomes_one_token() -> None:
-    projector = ProprioProjector(state_dim=8, width=4)
-    assert projector(torch.zeros(3, 8, dtype=torch.float64)).shape == (3, 4)

@@ -18,7 +18,9 @@ from vla_policies.modules.quantization import quantized_layers
 from zoo.distributed.fsdp import check_learnable
 
 Observe = Callable[[int], dict[str, Tensor]]
-BOTH = pytest.mark.parametrize(("family", "scheme"), [("openvla", "int8"), ("openvla-oft", "nf4")])
+BOTH = pytest.mark.parametrize(
+    ("family", "scheme"), [("openvla", "int8"), pytest.param("openvla-oft", "nf4", marks=pytest.mark.thorough)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +94,7 @@ def test_planned_bytes_are_the_real_ones(family: str, scheme: str):
     assert (planned.frozen, planned.trained) == (sum(x.nbytes for x in held) - trained, trained)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scheme", "most"), [("int8", 8), ("nf4", 5)])
 def test_the_7b_is_planned_within_what_it_is_for(scheme: str, most: int):
     conventions = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu").conventions

@@ -79,7 +79,9 @@ def test_tokens_after_the_first_depend_on_those_before() -> None:
 
 
 @pytest.mark.processes
-@FAMILIES
+@pytest.mark.parametrize(
+    ("family", "chunk"), [("openvla", 1), pytest.param("openvla-oft", 4, marks=pytest.mark.thorough)]
+)
 def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path) -> None:
     envs = toy(chunk)
     model = PPO(VLAPolicy, envs, policy_kwargs={"backbone": family, "backbone_kwargs": TINY}, **SETTINGS)
@@ -92,9 +94,3 @@ def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path)
     loaded = PPO.load(tmp_path / "model.zip", env=envs, device="cpu")
     obs = envs.reset()
     assert np.array_equal(model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0])
-    model.policy.save(str(tmp_path / "policy.pth"))
-    alone = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
-    assert np.array_equal(model.predict(obs, deterministic=True)[0], alone.predict(obs, deterministic=True)[0])
-    model.policy.save_pretrained(tmp_path / "folder")
-    again = VLAPolicy.from_pretrained(tmp_path / "folder", device="cpu")
-    assert np.array_equal(model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0])

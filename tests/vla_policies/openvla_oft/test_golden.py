@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,14 @@ OpenWith = Callable[..., OpenVLAOFTBackbone]
 def open_with(folder: Path, samples: list[dict[str, Any]]) -> OpenWith:
     """`open_with(i, **options)`: the checkpoint with the statistics of sample i."""
 
-    def build(i: int, **options: Any) -> OpenVLAOFTBackbone:
-        request = Request(unnorm_key=samples[i]["unnorm_key"], options={**RAW, **options})
+    @cache
+    def opened(key: str, options: str) -> OpenVLAOFTBackbone:
+        request = Request(unnorm_key=key, options=json.loads(options))
         backbone = load_checkpoint(open_folder(folder, request))[0]
         assert isinstance(backbone, OpenVLAOFTBackbone)
         return backbone
 
-    return build
+    return lambda i, **options: opened(samples[i]["unnorm_key"], json.dumps({**RAW, **options}))
 
 
 def close(got: Tensor, wanted: Tensor, atol: float = 1e-4) -> None:

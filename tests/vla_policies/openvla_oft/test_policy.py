@@ -21,7 +21,9 @@ from vla_policies.resolver import open_folder
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
 LORA = {"lora": {"rank": 4, "targets": ["q_proj"]}}
-WAYS = pytest.mark.parametrize("way", [LORA, {}], ids=["adapter", "all weights"])
+WAYS = pytest.mark.parametrize(
+    "way", [pytest.param(LORA, marks=pytest.mark.thorough), {}], ids=["adapter", "all weights"]
+)
 
 Observe = Callable[[int], dict[str, Tensor]]
 

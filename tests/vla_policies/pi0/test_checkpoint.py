@@ -261,7 +261,7 @@ def test_a_benchmarks_data_set_says_what_no_file_does(golden: Golden, tmp_path: 
     [
         (False, "physical-intelligence/libero", 50, 8, 7),
         (True, "physical-intelligence/libero", 10, 8, 7),
-        (False, "lerobot/metaworld_mt50", 5, 4, 4),
+        pytest.param(False, "lerobot/metaworld_mt50", 5, 4, 4, marks=pytest.mark.thorough),
     ],
 )
 def test_rlinfs_layout_without_a_config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +46,25 @@ class Golden:
         )
 
 
-def load(folder: Path, cameras: tuple[str, ...]) -> Golden:
+@cache
+def load(root: Path, name: str) -> Golden:
+    folder = root / name
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
     backbone = VLAPolicy.from_pretrained(folder / "checkpoint", device="cpu").backbone
     assert isinstance(backbone, SmolVLABackbone)
     # Copied: a tensor's place in the file's buffer decides which kernels the CPU takes.
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "golden.safetensors").items()}
     notes = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-    return Golden(folder, cameras, backbone.eval(), tensors, notes)
+    return Golden(folder, CAMERAS[name], backbone.eval(), tensors, notes)
 
 
 @pytest.fixture(scope="session", params=CAMERAS)
 def golden(request: pytest.FixtureRequest, golden_root: Path) -> Golden:
-    folder = golden_root / request.param
-    if not folder.is_dir():
-        pytest.skip(f"no golden fixtures at {folder}")
-    return load(folder, CAMERAS[request.param])
+    return load(golden_root, request.param)
 
 
 @pytest.fixture(scope="session")
 def joint(golden_root: Path) -> Golden:
     """The one whose expert has layers of both kinds, with absent cameras."""
-    folder = golden_root / "smolvla_tiny"
-    if not folder.is_dir():
-        pytest.skip(f"no golden fixtures at {folder}")
-    return load(folder, CAMERAS["smolvla_tiny"])
+    return load(golden_root, "smolvla_tiny")
