@@ -85,7 +85,7 @@ at its end, which is Stable-Baselines3's convention."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class ValueSchedule:
     """A value that changes with the remaining progress."""
 
     shape: Shape
@@ -99,10 +99,10 @@ class Schedule:
 
 
 def build_schedule(value: object) -> Any:
-    """Return a schedule's mapping, checked by `check_value`, as a `Schedule`, and anything else as it is."""
+    """Return a schedule's mapping, checked by `check_value`, as a `ValueSchedule`, and anything else as it is."""
     if not isinstance(value, Mapping):
         return value
-    return Schedule(shape=value["schedule"], **{name: value[name] for name in ("start", "end") if name in value})
+    return ValueSchedule(shape=value["schedule"], **{name: value[name] for name in ("start", "end") if name in value})
 
 
 Texts = str | Sequence[str]

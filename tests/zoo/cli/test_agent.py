@@ -149,17 +149,22 @@ def smolvla(folder: Path, golden: Path) -> Path:
     [
         # examples/libero/main.py: 220 to 520 steps, 10 waits, 5 actions of a decision; RLinf's recipe has others.
         (openpi, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "openvla-oft", "image_size": 256}, {}),
-        (openpi, "LIBERO-Long", False, {"chunk": 5, "protocol": "openvla-oft"}, {}),
         (openpi, "LIBERO-Long", True, {"chunk": 10}, {}),
-        (rlinf, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 4}),
         (rlinf, "LIBERO-Long", False, {"chunk": 10, "protocol": "rlinf-pi"}, {"num_steps": 4}),
-        (rlinf_pi05, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 3}),
         # RLinf passes 640 x 480 to openpi's transforms, which leave black above and below.
         (plate25, "ManiSkill-Plate25-Carrot", False, {"aspect": "kept"}, {}),
-        (plate25, "ManiSkill-Plate25-Carrot", True, {"aspect": "kept"}, {}),
-        (lerobot_pi05, "LIBERO-Spatial", False, {"chunk": 3, "protocol": "lerobot"}, {}),
         (lerobot_pi05, "MetaWorld-MT50", False, {"chunk": 3, "protocol": "lerobot"}, {}),
         (smolvla, "LIBERO-Spatial", False, {"chunk": 6, "protocol": "lerobot"}, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                (openpi, "LIBERO-Long", False, {"chunk": 5, "protocol": "openvla-oft"}, {}),
+                (rlinf, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 4}),
+                (rlinf_pi05, "LIBERO-Spatial", False, {"chunk": 5, "protocol": "rlinf-pi"}, {"num_steps": 3}),
+                (plate25, "ManiSkill-Plate25-Carrot", True, {"aspect": "kept"}, {}),
+                (lerobot_pi05, "LIBERO-Spatial", False, {"chunk": 3, "protocol": "lerobot"}, {}),
+            )
+        ),
     ],
 )
 def test_a_checkpoint_is_played_as_its_makers_do(
