@@ -51,7 +51,6 @@ def console_script_parser() -> argparse.ArgumentParser:
 
 
 def _complete_values(action: argparse.Action) -> None:
-    """Say what follows a flag, where that is an environment id or a path."""
     if action.dest == "env":
         action.choices = list_envs()
     elif action.dest in _FOLDERS:

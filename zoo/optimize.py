@@ -278,7 +278,6 @@ def draw(trial: Any, space: SearchSpace) -> Settings:
 
 
 def _check_settings(search: Search, study: Any, settings: Mapping[str, str]) -> None:
-    """Write `settings` to a new study; raise `BadValue` for a study of others."""
     # Trials first: another process of this search notes its settings before it begins one.
     unknown: Mapping[str, str] = {} if study.trials else settings
     noted = study.user_attrs.get(_SETTINGS, unknown)
@@ -305,7 +304,6 @@ def _print_trial(study: Any, trial: Any) -> None:
 
 
 def _write_best(search: Search, study: Any) -> None:
-    """`trials.csv`, and the best trial as settings for `-params` and `hyperparams/*.yml`."""
     completed = completed_trials(study)
     if not completed:
         raise BadValue(f"no trial of {search.folder / STUDY_FILE} was completed; repeat the command")

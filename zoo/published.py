@@ -120,7 +120,6 @@ def evaluate_published(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
-    """Raise `BadValue` for flags and settings in `-params` that the row decides."""
     given = [flag_of(name) for name in _SET_BY_ROW if is_given(args, name)]
     own_weights = args.run is None and args.policy is None
     decided = {
@@ -141,7 +140,6 @@ def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
 
 
 def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> Agent:
-    """Return the evaluation in one environment by the row's protocol."""
     flags, protocol = copy(args), row.protocol
     flags.env = env
     if args.run is None and args.policy is None:

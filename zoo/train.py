@@ -128,7 +128,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _published_lines(args: argparse.Namespace) -> list[str]:
-    """Return the published row that the run is to reproduce, and the hardware of its source."""
     if args.published is None:
         return []
     from zoo.evaluation.published import find_published
@@ -153,7 +152,6 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef | None, 
 
 
 def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
-    """Return the parent of a new run folder."""
     if args.log_folder is not None:
         return Path(args.log_folder)
     if not point:

@@ -159,7 +159,6 @@ def _environments(
 
 
 def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, object]) -> _Chosen:
-    """Return the agent of `-i`, a run here or on the Hub."""
     run, folder = open_run(args.run)
     config = run.config()
     env = args.env or config.env
@@ -177,7 +176,6 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, object]) -> _C
 
 
 def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, object], *, as_published: bool) -> _Chosen:
-    """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
     if is_server(args.policy):
         server = find_server(args, kwargs)
         env = args.env or server.declaration.env

@@ -79,7 +79,6 @@ def _numbered_run(args: argparse.Namespace, algos: Sequence[str]) -> Path:
 
 
 def _checkpoint(run: RunFolder, args: argparse.Namespace) -> Path:
-    """Return the folder of the run's policy that a `--load-...` flag asks for."""
     if args.load_best:
         if not holds_policy(run.best):
             raise BadValue(f"run '{run.path}' has no policy in best/; try --load-last-checkpoint")

@@ -244,7 +244,6 @@ def unmarked(annotation: object) -> tuple[Any, Any]:
 
 
 def _any_of(options: tuple[object, ...], value: object, where: str) -> Any:
-    """Check against one of: None, a word, or the type that is left."""
     words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
     if (value is None and types.NoneType in options) or (isinstance(value, str) and value in words):
         return value
