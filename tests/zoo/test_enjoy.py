@@ -10,7 +10,6 @@ import pytest
 
 from tests.zoo.stand_ins import toy_config
 from zoo import enjoy
-from zoo.cli.main import guarded
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 from zoo.runs.lookup import newest_run
 
@@ -84,28 +83,3 @@ def test_a_window_shows_every_slot_and_nothing_is_written(
     assert both_slots.shape == (one_slot.shape[0], 2 * one_slot.shape[1], 3)
     assert "video" not in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], "give --env ID (its newest run)"),
-        (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
-        (["--env", "Toy-Reach"], "Train one: python -m zoo.train --algo ppo --env Toy-Reach"),
-        (["--env", "Toy-Reach", "--algo", "grpo"], "no run of Toy-Reach under 'logs' (grpo)"),
-        (["--env", "Toy-Reach", "--algo", "dqn"], "invalid choice"),
-        (["-i", "logs/ppo/Toy-Reach_1"], "no folder"),
-    ],
-)
-def test_what_cannot_be_watched(
-    argv: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.cli.run_choice.agents_for", lambda env_id: [])
-    assert guarded(enjoy.run, argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line

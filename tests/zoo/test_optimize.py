@@ -212,7 +212,6 @@ def test_a_signal_ends_the_training_too(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
         (["--", "--policy", "nanoo"], "Did you mean 'nano'"),
         (["--env", "MetaWorld/reach"], 'Install with: pip install "vla-zoo[metaworld]"'),
         (["--", "--eval-episodes", "0"], "do not pass --eval-episodes 0"),

@@ -69,12 +69,9 @@ def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("train", "(default: the recipe's, else a quarter of -n)"),
         ("train", "simulators side by side, of all processes together (default: the recipe's)"),
         ("train", "start states of another split, e.g. test (default: the run's own)"),
-        ("sft", "frames per update, all processes together (default: 64)"),
         ("improve", "start states evaluated after each round; 0: none (default: the recipe's)"),
-        ("serve", "what clients speak (default: openpi)"),
     ],
 )
 def test_help_says_the_default(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

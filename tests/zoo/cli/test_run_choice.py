@@ -59,7 +59,7 @@ def test_a_run_is_found_and_its_policy_chosen(logs: Path, flags: str, run: str |
     [
         ("", "give --env ID (its newest run)"),
         ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
-        ("--env Toy-Reach -f elsewhere", "no run of Toy-Reach under 'elsewhere'"),
+        ("--env Toy-Reach -f elsewhere", "Train one: python -m zoo.train --algo ppo --env Toy-Reach"),
         ("--env Toy-Reach --exp-id 1", "is logs/grpo/Toy-Reach_1 and logs/ppo/Toy-Reach_1; say --algo"),
         ("--env Toy-Reach --algo ppo --exp-id 7", "there: logs/ppo/Toy-Reach_1, logs/ppo/Toy-Reach_2"),
         ("-i logs/ppo/Toy-Reach_1 --algo ppo", "--algo chooses among the runs under -f; leave it or -i"),
