@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -41,12 +41,12 @@ from zoo.algorithms.losses import PolicyScorer, PPOLoss
 from zoo.algorithms.reference_policy import Reference, check_start
 from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.update_metrics import (
-    TrainingWarnings,
     UpdateMetrics,
     behaviour_gap,
     in_half_precision,
     rank_means,
     value_range,
+    warn_of_faults,
 )
 from zoo.config.algorithm_configs import ADAPTER_LACKING, CreditLevel, OnPolicyConfig
 from zoo.distributed.fsdp import check_learnable, offloaded_state
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # only runs beside demonstrations load them
     from zoo.imitation.loss import DemonstrationsLoss
 
 _OF_THIS_PROCESS = (
-    *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "training_warnings", "rollout_source"),
+    *("process_group", "rollout_stats", "train_state", "tasks_seen", "clock", "fault_counts", "rollout_source"),
     *("_collector", "_learner", "reference", "demonstrations", "_not_logged", "start_sampler", "offload_idle"),
 )
 """Attributes that `save` leaves out."""
@@ -132,7 +132,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.tasks_seen: set[int] = set()
         """Tasks of which at least one step was trained on."""
         self.clock = PhaseClock()
-        self.training_warnings = TrainingWarnings()
+        self.fault_counts: Counter[str] = Counter()
         self._collector: RolloutCollector | None = None
         self._learner: Learner | None = None
         self._not_logged: list[RolloutStats] = []
@@ -468,7 +468,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         numbers = {**actor, **others, "half_precision": in_half_precision(self.policy)}
         if self.policy.backbone.continuous:  # the entropy of a density may well be small, or negative
             numbers.pop("train/actor/entropy", None)
-        self.training_warnings.check(numbers)
+        warn_of_faults(numbers, self.fault_counts)
 
     def check_reference_at_start(self) -> None:
         """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""

@@ -94,13 +94,14 @@ class StartSampler:
         """Restore `to_json()`; raises `BadValue` for what can be no counts of these start states."""
         try:
             episode_P, success_P = (np.asarray(state[key], dtype=np.float64) for key in ("episodes", "successes"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadValue(f"starts must hold episodes and successes, got {shown(state)}") from error
-        fits = episode_P.shape == success_P.shape == self._task_P.shape
-        if not fits or not ((success_P >= 0) & (success_P <= episode_P)).all():  # also of nan
+            fits = episode_P.shape == success_P.shape == self._task_P.shape
+            fits = fits and bool(((success_P >= 0) & (success_P <= episode_P)).all())  # not of nan
+        except (KeyError, TypeError, ValueError):
+            fits = False
+        if not fits:
             raise BadValue(
-                f"starts must hold {len(self._task_P)} counts each, one per start state, and of no start state more "
-                f"successes than episodes, got {shown(state)}"
+                f"starts must hold {len(self._task_P)} episodes and successes, one count per start state, and of none "
+                f"more successes than episodes, got {shown(state)}"
             )
         self._episode_P, self._success_P = episode_P, success_P
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 
@@ -432,19 +432,15 @@ def faults(numbers: Mapping[str, float]) -> dict[str, str]:
     return {name: text for name, bad, text in checks if bad}
 
 
-@dataclass
-class TrainingWarnings:
-    """Warns of each named fault at its 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded."""
+def warn_of_faults(numbers: Mapping[str, float], counts: Counter[str]) -> list[str]:
+    """Warn of `faults` at their 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded.
 
-    counts: dict[str, int] = field(default_factory=dict)
-    """Occurrences of each fault."""
-
-    def check(self, numbers: Mapping[str, float]) -> list[str]:
-        """Warn of the `faults` whose occurrence is due; return the names of all."""
-        found = faults(numbers)
-        for name, text in found.items():
-            count = self.counts[name] = self.counts.get(name, 0) + 1
-            if count & (count - 1) == 0:
-                again = f" (occurrence {count})" if count > 1 else ""
-                warnings.warn(f"{name}: {text}{again}.", TrainingWarning, stacklevel=2)
-        return list(found)
+    Return the names of all; `counts`, of the run, counts them.
+    """
+    found = faults(numbers)
+    counts.update(found.keys())
+    for name, text in found.items():
+        if counts[name] & (counts[name] - 1) == 0:
+            again = f" (occurrence {counts[name]})" if counts[name] > 1 else ""
+            warnings.warn(f"{name}: {text}{again}.", TrainingWarning, stacklevel=2)
+    return list(found)
