@@ -72,7 +72,7 @@ _OF_THIS_PROCESS = (
     *("_collector", "_learner", "reference", "demonstrations", "_not_logged", "start_sampler", "offload_idle"),
 )
 """Attributes that `save` leaves out."""
-_SB3_SETTINGS: Mapping[str, float | None] = {
+_SB3_SETTINGS: Mapping[str, Any] = {
     "learning_rate": None,
     "n_steps": 1,
     "gamma": None,

@@ -131,7 +131,7 @@ def add_gradients(
     return float(sum(torch.stack(losses).tolist()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DemonstrationsLoss:
     """Minibatches of demonstrations and their gradient; every rank that learns has all frames and takes its part.
 
