@@ -9,12 +9,11 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from vla_gym.errors import BadValue, check_known, os_reason
 from vla_gym.registry import find_benchmark
 from vla_policies.registry import FAMILIES
-from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import check_acting, find_policy, policy_env_options, recipe_to_act, settings_to_act
 from zoo.cli.agent import given_settings, open_run, options_to_act, policy_kwargs_of
 from zoo.cli.arguments import OneLineParser, count, seed, value_of
@@ -27,11 +26,9 @@ from zoo.config.settings import Range
 from zoo.hub.download import is_remote
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.lookup import local_or_shipped
-from zoo.serving.declaration import ServicePlan
-
-if TYPE_CHECKING:
-    from zoo.serving.local_policy import LocalPolicy
-    from zoo.serving.server import PolicyServer, ServerSettings
+from zoo.serving.declaration import ServerSettings, ServicePlan, read_token
+from zoo.serving.protocols import renamed
+from zoo.serving.wire import require_wire_packages
 
 LOGGER = logging.getLogger(__name__)
 
@@ -102,7 +99,7 @@ def plan_service(args: argparse.Namespace) -> ServicePlan:
 
 
 def _is_policy_alone(folder: Path) -> bool:
-    """Whether a folder holds a policy, and neither is a run nor lies in one."""
+    # It is no run, and lies in none.
     inside = any((parent / CONFIG_FILE).is_file() for parent in (folder, *folder.resolve().parents[:2]))
     return holds_policy(folder) and not inside
 
@@ -123,11 +120,12 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, object], 
 
     choice, own = find_policy(policy, kwargs, start_of, benchmark=benchmark, trained=bool(trained), to_act=True)
     check_acting(choice, EvaluationProtocol(sample=args.stochastic), kwargs)
-    options = {} if env is None else _options(trained, choice)
-    if env is not None and not trained:
-        values = settings_to_act(env, choice, own, kwargs, by_recipe=by_recipe)
-        kwargs, options = values["policy_kwargs"], _options(env_options(values), choice)
+    options: dict[str, Any] = {}
     if env is not None:
+        if not trained:
+            values = settings_to_act(env, choice, own, kwargs, by_recipe=by_recipe)
+            kwargs, trained = values["policy_kwargs"], env_options(values)
+        options = options_to_act({**trained, **policy_env_options(choice)})
         find_benchmark(env, **benchmark_options(options))
     return ServicePlan(
         name=args.run or args.policy,
@@ -138,17 +136,10 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, object], 
     )
 
 
-def _options(own: Mapping[str, object], choice: PolicyRef) -> dict[str, Any]:
-    """Return the options of the run's or the recipe's environment, as the policy needs them."""
-    return options_to_act({**own, **policy_env_options(choice)})
-
-
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`. Ends with SIGINT or SIGTERM."""
     args = parser().parse(argv)
     plan = plan_service(args)
-    from zoo.serving.wire import require_wire_packages
-
     require_wire_packages()
     from zoo.serving.server import SESSIONS, PolicyServer
 
@@ -169,29 +160,23 @@ def run(argv: Sequence[str]) -> int:
             any_image_size=args.resize,
         )
         server = PolicyServer(served.decide, served.declaration, SESSIONS[args.protocol], names, settings)
-        asyncio.run(_serve(server, listener, args, served, names))
+
+        async def until_stopped() -> None:
+            for number_of_signal in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number_of_signal, server.stop)
+            listener.listen()
+            host, port = f"[{args.host}]" if ":" in args.host else args.host, listener.getsockname()[1]
+            how = served.policy.action_selection_text(deterministic=not args.stochastic)
+            print(
+                f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
+                f"ws://{host}:{port}, expecting {served.declaration.text(names)}; "
+                f"conventions: {served.declaration.conventions_text()}",
+                flush=True,
+            )
+            await server.run(listener)
+
+        asyncio.run(until_stopped())
     return 0
-
-
-async def _serve(
-    server: PolicyServer,
-    listener: socket.socket,
-    args: argparse.Namespace,
-    served: LocalPolicy,
-    names: Mapping[str, str],
-) -> None:
-    for number_of_signal in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number_of_signal, server.stop)
-    listener.listen()
-    host, port = f"[{args.host}]" if ":" in args.host else args.host, listener.getsockname()[1]
-    how = served.policy.action_selection_text(deterministic=not args.stochastic)
-    print(
-        f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
-        f"ws://{host}:{port}, expecting {served.declaration.text(names)}; "
-        f"conventions: {served.declaration.conventions_text()}",
-        flush=True,
-    )
-    await server.run(listener)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -210,8 +195,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Return the settings in the flags, and warn of a server that strangers may reach; raises `BadValue`."""
-    from zoo.serving.server import ServerSettings, read_token
-
     token = None if args.token_file is None else read_token(Path(args.token_file))
     if args.host not in ("127.0.0.1", "::1", "localhost"):
         if token is None:
@@ -230,8 +213,6 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
 
 def wire_names(pairs: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
     """Return the clients' words for our observation keys, `usual` or as --names says; raises `BadValue`."""
-    from zoo.serving.protocols import renamed
-
     own: dict[str, str] = {}
     for pair in pairs:
         key, _, name = pair.partition("=")

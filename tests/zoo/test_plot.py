@@ -13,9 +13,10 @@ from tests.zoo.stand_ins import finished, toy_config
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
 from zoo.config.run_config import to_plain
-from zoo.plot import run
+from zoo.evaluation.statistics import Rate
+from zoo.plot import _draw_group, at_points, pooled, read, run
 from zoo.runs.folder import RunFolder
-from zoo.runs.monitor import EvaluationFile, MonitorFile
+from zoo.runs.monitor import EvaluationFile, EvaluationPoint, MonitorFile
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_run_of_demonstrations_is_told_apart_from_a_damaged_one(logs: Path, tm
         run([str(run_folder)])
 
 
-@pytest.mark.parametrize("axes", [("steps", "success"), ("episodes", "reward"), ("time", "length")])
+@pytest.mark.parametrize("axes", [("steps", "success"), pytest.param(("time", "length"), marks=pytest.mark.thorough)])
 def test_curves_of_all_runs_are_drawn(
     logs: Path, tmp_path: Path, axes: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,9 +73,6 @@ def test_the_last_evaluations_are_summed_up_over_runs_and_environments(
 
 def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     from matplotlib.figure import Figure
-
-    from zoo.plot import read
-    from zoo.runs.charts import _draw_group
 
     axes = Figure().subplots()
     runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
@@ -146,3 +144,30 @@ def test_mistakes_are_one_line(flags: list[str], named: str, logs: Path, capsys:
     assert guarded(run, [word.format(logs=logs) for word in flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
+
+
+def test_a_curve_keeps_its_last_value_between_episodes() -> None:
+    y_P = at_points(np.array([10, 20]), np.array([0.25, 0.5]), np.array([5, 10, 19, 20, 21]))
+    assert np.isnan(y_P[[0, 4]]).all()  # before the run began, and after it ended
+    assert y_P[1:4].tolist() == [0.25, 0.25, 0.5]
+    assert np.isnan(at_points(np.array([]), np.array([]), np.array([1.0]))).all()
+
+
+def test_evaluations_of_several_runs_are_joined_where_they_stand_for_the_same() -> None:
+    def points(*steps: int) -> list[EvaluationPoint]:
+        return [EvaluationPoint(steps=one, rate=Rate(label="", successes=1, episodes=4)) for one in steps]
+
+    def joined(*runs: list[EvaluationPoint]) -> list[tuple[int, int]]:
+        return [(point.steps, point.rate.episodes) for point in pooled(runs)]
+
+    # Every 100 steps: at the first update past them, which differs from run to run.
+    assert joined(points(0, 104, 230, 310), points(0, 116, 202, 330)) == [
+        (0, 8), (110, 8), (216, 8), (320, 8),
+    ]  # fmt: skip
+    # A shorter run, and one that is evaluated half as often.
+    assert joined(points(0, 104, 230), points(0, 116)) == [(0, 8), (110, 8), (230, 4)]
+    assert joined(points(100, 200, 300, 400), points(202, 402)) == [
+        (100, 4), (201, 8), (300, 4), (401, 8),
+    ]  # fmt: skip
+    # Ends of a short and of a long run are not the same.
+    assert joined(points(1000), points(5000)) == [(1000, 4), (5000, 4)]

@@ -14,8 +14,8 @@ import pytest
 
 from vla_gym.errors import VLAZooError
 from zoo import serve
+from zoo.serving.declaration import ServerSettings
 from zoo.serving.openpi import OpenpiServerSession
-from zoo.serving.server import ServerSettings
 
 AGENT = "agents/ppo/MetaWorld-window-close"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,13 +18,12 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
-from vla_gym.errors import BadValue, shown
-from vla_gym.reading import parse_json, read_text
+from vla_gym.errors import BadValue
 from zoo.config.run_config import RunConfig, to_plain
-from zoo.config.settings import LARGEST_COUNT
 from zoo.config.tracking import SERVICES, Tracking
-from zoo.files import damaged, write_text
+from zoo.files import write_text
 from zoo.runs.folder import METRICS_FILE, TRACKER_ID_FILE, RunFolder
+from zoo.runs.monitor import read_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -114,37 +112,6 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
     return {
         key: +value if math.isfinite(value) else None for key, value in plain.items() if isinstance(value, int | float)
     }
-
-
-def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
-    """Return the lines of `metrics.jsonl`, one per update, None for what was not a number; empty without the file.
-
-    Raises `BadValue` for a damaged file.
-    """
-    path = run.path / METRICS_FILE
-    rows: list[Mapping[str, Any]] = [row for _, row in read_rows(path)] if path.is_file() else []
-    for name, value in (item for row in rows for item in row.items()):
-        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
-            raise damaged(path, f"its '{name}' must be a number or null, got {shown(value)}")
-    return rows
-
-
-def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return every line of a `metrics.jsonl`, as text and as its values; raises `BadValue` for another file."""
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line, f"{path}, line {number}")
-        except BadValue as error:
-            if number == len(lines):
-                break  # a kill can leave half a line at the end
-            raise damaged(path, error) from error
-        step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int) or not 0 <= step <= LARGEST_COUNT:
-            raise damaged(path, f"line {number} does not say its step, in 0 .. {LARGEST_COUNT}")
-        rows.append((line, row))
-    return rows
 
 
 # Experiment trackers, through Accelerate's classes ---------------------------------------------------

@@ -1,5 +1,7 @@
 """`monitor.csv` and `evaluations.npz`, written and read, in the formats of SB3's `Monitor` and `EvalCallback`.
 
+`metrics.jsonl` is read here and written by `zoo.runs.loggers`.
+
 rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`, by which a resumed
 run knows the rows that it keeps. Its seconds `t` go on from the last of these rows: the time between a stop and the
 resume does not count. Shape letter E: episodes.
@@ -10,8 +12,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,13 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
 from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.statistics import Rate, rate_of_rounds
 from zoo.files import atomic_file, content_of, damaged, write_text
-from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, MONITOR_FILE, RunFolder
+from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
 
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
 _ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
@@ -208,3 +211,34 @@ class EvaluationFile:
         arrays: dict[str, Any] = {name: np.stack(rows) for name, rows in self._rows.items()}
         with atomic_file(self._path) as partial, partial.open("wb") as file:
             np.savez(file, **arrays)
+
+
+def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
+    """Return the lines of `metrics.jsonl`, one per update, None for what was not a number; empty without the file.
+
+    Raises `BadValue` for a damaged file.
+    """
+    path = run.path / METRICS_FILE
+    rows: list[Mapping[str, Any]] = [row for _, row in read_rows(path)] if path.is_file() else []
+    for name, value in (item for row in rows for item in row.items()):
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise damaged(path, f"its '{name}' must be a number or null, got {shown(value)}")
+    return rows
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return every line of a `metrics.jsonl`, as text and as its values; raises `BadValue` for another file."""
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line, f"{path}, line {number}")
+        except BadValue as error:
+            if number == len(lines):
+                break  # a kill can leave half a line at the end
+            raise damaged(path, error) from error
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(step, int) or not 0 <= step <= LARGEST_COUNT:
+            raise damaged(path, f"line {number} does not say its step, in 0 .. {LARGEST_COUNT}")
+        rows.append((line, row))
+    return rows

@@ -25,9 +25,9 @@ from vla_policies.actions.noise import TORCH_NOISE, EpisodeNoise, Noise, SlotNoi
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.types import ActionSample
 from zoo.config.evaluation import EvaluationProtocol
-from zoo.serving.declaration import METADATA_KEY, Declaration
+from zoo.serving.declaration import METADATA_KEY, Declaration, read_token
 from zoo.serving.protocols import ClientSession, NoiseKey, check_chunk, renamed
-from zoo.serving.server import SESSIONS, read_token
+from zoo.serving.server import SESSIONS
 from zoo.serving.vla_eval import action_spec
 from zoo.serving.wire import Payload
 from zoo.yaml_text import read_yaml

@@ -1,15 +1,17 @@
-"""The declaration of a served policy: its observations and actions, sent to every client and checked by both ends."""
+"""A policy that is to be served: its declaration, which clients get and both ends check, and how it is served."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
+from vla_gym.reading import read_text
 from vla_gym.specs import ActionSpec, Benchmark
 from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
@@ -21,6 +23,8 @@ LARGEST_STATE = 1e6
 """Largest number of a state: metres and radians are far below it, and networks overflow far above it."""
 LEAST_MESSAGE = 4 * 2**20
 """Bytes that any message may have, so that an image of the wrong size is answered with its reason."""
+SHORTEST_TOKEN = 16
+"""Fewest characters of a token; 16 random ones cannot be guessed over a network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,3 +184,32 @@ class ServicePlan:
     """Keyword arguments of `make_vec` that give its observations."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a policy is served."""
+
+    token: str | None = None
+    """Token that clients must show; None admits everybody."""
+    window: float = 0.004
+    """Longest time a request waits for others to share its batch, seconds."""
+    max_batch: int = 32
+    """Most requests decided together."""
+    max_clients: int = 256
+    """Most connections that are open at once."""
+    idle_seconds: float = 600.0
+    """How long a connection may be silent, or leave an answer unread."""
+    seed: int = 0
+    """Seed of the clients' random numbers."""
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file, its one line; raises `BadValue`."""
+    lines = read_text(path, most=4096).split()
+    if len(lines) != 1 or len(lines[0]) < SHORTEST_TOKEN or not lines[0].isascii():
+        raise BadValue(
+            f"--token-file {path} must hold one line of at least {SHORTEST_TOKEN} ASCII characters, no spaces; "
+            "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
+    return lines[0]

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 
 import numpy as np
 from websockets.asyncio.server import ServerConnection, serve
@@ -26,8 +25,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from vla_gym.errors import BadValue, VLAZooError, one_line
-from vla_gym.reading import read_text
-from zoo.serving.declaration import Declaration
+from zoo.serving.declaration import Declaration, ServerSettings
 from zoo.serving.openpi import OpenpiServerSession
 from zoo.serving.protocols import ActionRequest, ServerSession
 from zoo.serving.vla_eval import VlaEvalServerSession
@@ -37,29 +35,9 @@ _LIBRARY_LOG = LOGGER.getChild("websockets")
 _LIBRARY_LOG.setLevel(logging.CRITICAL)  # it logs a traceback for every broken handshake
 SESSIONS: dict[str, type[ServerSession]] = {"openpi": OpenpiServerSession, "vla-eval": VlaEvalServerSession}
 """Protocol -> the server's side of a connection."""
-SHORTEST_TOKEN = 16
-"""Fewest characters of a token; 16 random ones cannot be guessed over a network."""
 
 Decide = Callable[[Sequence[ActionRequest]], list[np.ndarray]]
 """Returns a chunk of actions `[K, A]` in [-1, 1], float32, for each request."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """How a policy is served."""
-
-    token: str | None = None
-    """Token that clients must show; None admits everybody."""
-    window: float = 0.004
-    """Longest time a request waits for others to share its batch, seconds."""
-    max_batch: int = 32
-    """Most requests decided together."""
-    max_clients: int = 256
-    """Most connections that are open at once."""
-    idle_seconds: float = 600.0
-    """How long a connection may be silent, or leave an answer unread."""
-    seed: int = 0
-    """Seed of the clients' random numbers."""
 
 
 class PolicyServer:
@@ -233,17 +211,6 @@ class Batcher:
             if len(requests) == 1:
                 return [error]
         return [outcome for request in requests for outcome in self._outcomes([request])]
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file, its one line; raises `BadValue`."""
-    lines = read_text(path, most=4096).split()
-    if len(lines) != 1 or len(lines[0]) < SHORTEST_TOKEN or not lines[0].isascii():
-        raise BadValue(
-            f"--token-file {path} must hold one line of at least {SHORTEST_TOKEN} ASCII characters, no spaces; "
-            "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-        )
-    return lines[0]
 
 
 def allowed(headers: Mapping[str, str], token: str | None) -> bool:

@@ -15,7 +15,8 @@ from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from zoo.config.tracking import SERVICES, Tracking
 from zoo.runs.folder import RunFolder
-from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard, read_metrics, start_trackers
+from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard, start_trackers
+from zoo.runs.monitor import read_metrics
 
 CONFIG = toy_config(n_timesteps=100, num_envs=2)
 

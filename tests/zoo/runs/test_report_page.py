@@ -8,14 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib import rc_context
 
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
+from zoo.evaluation.statistics import Rate
 from zoo.report import run
 from zoo.runs.folder import RunFolder
-from zoo.runs.monitor import EvaluationFile
-from zoo.runs.report_page import report_of, run_page
+from zoo.runs.monitor import Episodes, EvaluationFile, EvaluationPoint
+from zoo.runs.report_page import (
+    CHARTS,
+    Chart,
+    metric_charts,
+    report_of,
+    run_page,
+    success_chart,
+    success_per_task,
+    training_curve,
+)
 from zoo.train import run as train
 
 
@@ -169,3 +181,62 @@ def test_a_fine_tuned_run_has_a_page_without_training_episodes(
     assert "SFT on Toy-Reach" in page
     assert "<h3>loss</h3>" in page
     assert "KL of an update" not in page
+
+
+def test_a_training_curve_begins_when_every_environment_can_have_ended_an_episode() -> None:
+    # Two environments, episodes of at most 10 steps: those that end before step 20 are the short, solved ones.
+    success = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+    episodes = Episodes(
+        steps=np.array([4, 6, 20, 22, 30, 40]),
+        seconds=np.zeros(6),
+        success=success,
+        reward=success,
+        length=np.array([2.0, 3.0, 10.0, 10.0, 4.0, 10.0]),
+        task_id=np.zeros(6, dtype=np.int64),
+    )
+    curve = training_curve(episodes, success, window=2, num_envs=2)
+    assert np.isnan(curve[:2]).all()
+    assert curve[2:].tolist() == [0.5, 0.0, 0.5, 0.5]
+    # Of a short run, half of its episodes at a time.
+    assert training_curve(episodes, success, window=100, num_envs=2)[2:].tolist() == [2 / 3, 1 / 3, 1 / 3, 1 / 3]
+
+
+def test_success_per_task_counts_by_task_and_time() -> None:
+    episodes = Episodes(
+        steps=np.array([10, 40, 60, 100]),
+        seconds=np.zeros(4),
+        success=np.array([1.0, 0.0, 1.0, 1.0]),
+        reward=np.zeros(4),
+        length=np.zeros(4),
+        task_id=np.array([0, 0, 0, 1]),
+    )
+    share = success_per_task(episodes, num_tasks=3, bins=2)
+    assert share[0].tolist() == [0.5, 1.0]
+    assert np.isnan(share[1, 0])
+    assert share[1, 1] == 1.0
+    assert np.isnan(share[2]).all()
+
+
+def test_charts_take_the_page_s_colour_of_text_and_paint_no_background() -> None:
+    point = EvaluationPoint(steps=0, rate=Rate(label="evaluation", successes=1, episodes=2))
+    with rc_context(
+        {"axes.grid": True, "grid.color": "#ffffff", "axes.facecolor": "#ffffff"}
+    ):  # as seaborn leaves them
+        picture = success_chart([point], None, num_envs=4, unit="updates")
+    assert "currentColor" in picture
+    assert "#010203" not in picture
+    assert "#ffffff" not in picture
+    assert "evaluated, 95 % interval" in picture
+
+
+def test_numbers_that_cannot_be_negative_have_no_negative_axis() -> None:
+    (speed,) = (chart for chart in CHARTS if chart.key == "time/sim_steps_per_second")
+    ((_, picture),) = metric_charts([{"step": 100, "time/sim_steps_per_second": 174.0}], [speed])
+    assert "\u2212" not in picture  # matplotlib's minus
+
+
+@pytest.mark.parametrize(("value", "drawn"), [(0.01, False), (0.9, True)])
+def test_the_end_of_the_normal_range_is_drawn_where_it_is_near(value: float, drawn: bool) -> None:
+    chart = Chart(title="KL", key="kl", low=0.0, limit=0.3)
+    ((_, picture),) = metric_charts([{"step": 1, "kl": value}, {"step": 2, "kl": value}], [chart])
+    assert ("#d1242f" in picture) == drawn

@@ -17,10 +17,10 @@ import pytest
 from vla_gym.registry import find_benchmark
 from vla_policies import VLAPolicy
 from vla_policies.resolver import resolve_policy
-from zoo.serving.declaration import Declaration, ServicePlan
+from zoo.serving.declaration import Declaration, ServerSettings, ServicePlan
 from zoo.serving.local_policy import LocalPolicy, open_policy
 from zoo.serving.protocols import ActionRequest
-from zoo.serving.server import SESSIONS, PolicyServer, ServerSettings
+from zoo.serving.server import SESSIONS, PolicyServer
 
 CHUNK, SIZE = 4, 16
 OPTIONS = {"chunk": CHUNK, "image_size": SIZE, "wrist_camera": False}

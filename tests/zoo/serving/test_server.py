@@ -23,10 +23,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from vla_gym.errors import BadValue
-from zoo.serving.declaration import Declaration
+from zoo.serving.declaration import Declaration, read_token
 from zoo.serving.openpi import OpenpiServerSession
 from zoo.serving.protocols import ActionRequest
-from zoo.serving.server import Batcher, allowed, read_token
+from zoo.serving.server import Batcher, allowed
 from zoo.serving.wire import pack_openpi, unpack
 
 from .conftest import Serving, echo, observation
