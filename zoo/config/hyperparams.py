@@ -6,6 +6,7 @@ numbers. Values are data; schedules are mappings. Nothing is ever evaluated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     mapping or has no fitting entry, and `UnknownName` for a setting that does not exist.
     """
     where = str(conf_file) if conf_file else f"hyperparams/{algo}.yml"
-    entries = read_entries(conf_file if conf_file else _packaged(algo), where)
+    entries = read_entries(conf_file, where) if conf_file else _packaged(algo)
     wanted = candidate_keys(env_id, policy)
     for key in wanted:
         if key in entries:
@@ -57,7 +58,7 @@ def acting_recipe(env_id: str, policy: str) -> Options:
 def packaged_entry(algo: str, key: str) -> Hyperparams | None:
     """Return the packaged entry of exactly that key; None when there is none (any more)."""
     where = f"hyperparams/{algo}.yml"
-    entries = read_entries(_packaged(algo), where)
+    entries = _packaged(algo)
     return _entry(algo, key, entries[key], where) if key in entries else None
 
 
@@ -96,5 +97,6 @@ def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:
     )
 
 
-def _packaged(algo: str) -> Path:
-    return packaged_folder("hyperparams") / f"{algo}.yml"
+@functools.cache
+def _packaged(algo: str) -> Options:
+    return read_entries(packaged_folder("hyperparams") / f"{algo}.yml", f"hyperparams/{algo}.yml")
