@@ -80,7 +80,6 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         return self.envs.render()[0] if self.render_mode else None
 
     def close(self) -> None:
-        """End the worker."""
         self.envs.close()
 
     def _observation(self, step: EnvStep) -> dict[str, Any]:

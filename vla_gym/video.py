@@ -206,7 +206,6 @@ class RecordVideo(VectorWrapper):
         return obs, infos
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """See `VLAVectorEnv.step`."""
         obs, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
         ended_N = terminated_N | truncated_N
         same_step = self.env.autoreset_mode is AutoresetMode.SAME_STEP

@@ -27,7 +27,7 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "vla_gym.adapters.metaworld.tasks:metaworld_benchmark": (
         "MetaWorld/reach",
-        {"image_size": 64, "privileged": True},
+        {"image_size": 64, "privileged": True, "num_workers": 1, "to_the_end": False},
     ),
     "vla_gym.adapters.plate25.tasks:plate25_benchmark": (
         "ManiSkill-Plate25-MultiPlateTest",
@@ -35,6 +35,7 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Family's builder -> (id, options of `make_vec`)."""
+QUICK = ("vla_gym.adapters.toy:toy_benchmark", "vla_gym.adapters.metaworld.tasks:metaworld_benchmark")
 
 
 def test_no_family_is_left_out() -> None:
@@ -43,7 +44,7 @@ def test_no_family_is_left_out() -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize(
-    "build", [pytest.param(build, marks=pytest.mark.thorough if "pro_tasks" in build else ()) for build in ONE_OF_EACH]
+    "build", [pytest.param(build, marks=() if build in QUICK else pytest.mark.thorough) for build in ONE_OF_EACH]
 )
 def test_contract(build: str) -> None:
     env_id, options = ONE_OF_EACH[build]

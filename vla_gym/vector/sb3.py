@@ -55,7 +55,6 @@ class SB3VecEnv(VecEnv):
         return encode_instructions(step.obs)
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions for `step_wait`."""
         self._action = actions
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -96,19 +95,15 @@ class SB3VecEnv(VecEnv):
         return round(time.perf_counter() - self._began, 6)
 
     def close(self) -> None:
-        """Close the environment beneath."""
         self.envs.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Last main-camera frame of each environment."""
         return self.envs.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of the environment beneath, once per index."""
         return [getattr(self.envs, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the environment beneath."""
         setattr(self.envs, attr_name, value)
 
     def env_method(

@@ -92,7 +92,7 @@ class BatchPool(Pool):
 
     def __init__(self, setup: SubEnvSetup, *, num_workers: int) -> None:
         self._setup = setup
-        self.memory = SlotMemory.private(setup.memory)
+        self.memory = SlotMemory(setup.memory)
         self._batch = _build(setup, num_workers)
         self._rows = [_Row() for _ in range(setup.memory.num_slots)]
         self._envs = [SubEnv(row, setup.tasks, setup.rule, setup.memory.observation) for row in self._rows]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,40 +99,31 @@ class MemoryLayout:
             fields[key] = ((self.num_slots, *shape), dtype)
         return fields
 
-    def offsets(self) -> tuple[dict[str, int], int]:
-        """Byte offset of each array, and the size of the block."""
-        offsets: dict[str, int] = {}
-        position = 0
-        for name, (shape, dtype) in self.arrays().items():
-            offsets[name] = position
-            size = int(np.prod(shape)) * dtype.itemsize
-            position += -(-size // _ALIGN) * _ALIGN
-        return offsets, position
+    def size(self) -> int:
+        """Return the bytes of the block."""
+        return sum(_aligned(shape, dtype) for shape, dtype in self.arrays().values())
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
 
 
 class SlotMemory:
-    """NumPy views `action` `[N, K, A]` and one `[N, ...]` per observation key, over one block of memory."""
+    """NumPy views `action` `[N, K, A]` and one `[N, ...]` per observation key, over one block of memory.
 
-    def __init__(self, layout: MemoryLayout, block: mmap.mmap) -> None:
+    It is this process's own, or that behind the file descriptor `fd` of `anonymous_file`.
+    """
+
+    def __init__(self, layout: MemoryLayout, fd: int = -1) -> None:
         self.layout = layout
-        self._block = block
-        offsets, _ = layout.offsets()
-        views = {
-            name: np.ndarray(shape, dtype, buffer=block, offset=offsets[name])
-            for name, (shape, dtype) in layout.arrays().items()
-        }
+        block = mmap.mmap(fd, layout.size())
+        views: dict[str, np.ndarray] = {}
+        position = 0
+        for name, (shape, dtype) in layout.arrays().items():
+            views[name] = np.ndarray(shape, dtype, buffer=block, offset=position)
+            position += _aligned(shape, dtype)
         self.action_NKA: np.ndarray = views.pop("action")
         self.observation: dict[str, np.ndarray] = views
-
-    @classmethod
-    def private(cls, layout: MemoryLayout) -> SlotMemory:
-        """Memory of this process only."""
-        return cls(layout, mmap.mmap(-1, layout.offsets()[1]))
-
-    @classmethod
-    def attach(cls, layout: MemoryLayout, fd: int) -> SlotMemory:
-        """Memory behind a file descriptor of `anonymous_file`."""
-        return cls(layout, mmap.mmap(fd, layout.offsets()[1]))
 
     def write(self, slot: int, observation: Mapping[str, np.ndarray]) -> None:
         """Copy one slot's observation in; `ValueError` when a key, shape or dtype is not as declared."""

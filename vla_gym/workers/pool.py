@@ -61,7 +61,7 @@ class AbsentPool(Pool):
     """
 
     def __init__(self, layout: MemoryLayout) -> None:
-        self.memory = SlotMemory.private(layout)
+        self.memory = SlotMemory(layout)
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
         assert all(command.kind != "step" for command in commands), "these slots are stepped elsewhere"
@@ -77,7 +77,7 @@ class LocalPool(Pool):
     def __init__(self, setup: SubEnvSetup, *, on_worker_error: OnWorkerError = "raise") -> None:
         self._setup = setup
         self._on_worker_error = on_worker_error
-        self.memory = SlotMemory.private(setup.memory)
+        self.memory = SlotMemory(setup.memory)
         self._envs = [build_sub_env(setup) for _ in range(setup.memory.num_slots)]
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:

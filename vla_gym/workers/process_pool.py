@@ -157,8 +157,8 @@ class ProcessPool(Pool):
         self._pending: deque[PendingCommands] = deque()
         self._lost: set[int] = set()
         """Slots whose episode was lost with a worker, until a command of theirs says so or begins another."""
-        self._memory_fd = anonymous_file(setup.memory.offsets()[1])
-        self.memory = SlotMemory.attach(setup.memory, self._memory_fd)
+        self._memory_fd = anonymous_file(setup.memory.size())
+        self.memory = SlotMemory(setup.memory, self._memory_fd)
         self._workers: list[WorkerProcess] = []
         try:
             for number in range(len(environments)):

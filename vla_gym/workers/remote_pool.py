@@ -36,7 +36,7 @@ class RemotePool(Pool):
     def __init__(self, layout: MemoryLayout, connections: Sequence[Connection], *, num_stages: int = 1) -> None:
         if layout.num_slots % len(connections):
             raise BadValue(f"{layout.num_slots} slots are not dealt evenly to {len(connections)} servers")
-        self.memory = SlotMemory.private(layout)
+        self.memory = SlotMemory(layout)
         self._connections = list(connections)
         self._place = {
             slot: (number, place)

@@ -156,7 +156,7 @@ def main(socket_fd: int, memory_fd: int) -> int:
 
 def _serve(connection: Connection, memory_fd: int) -> int:
     setup, slots = read_setup(connection.recv_bytes())
-    memory = SlotMemory.attach(setup.memory, memory_fd)
+    memory = SlotMemory(setup.memory, memory_fd)
     os.close(memory_fd)
     try:
         envs = {slot: build_sub_env(setup) for slot in slots}

@@ -10,7 +10,7 @@ import pytest
 
 from vla_gym import WorkerRestarted, make_vec
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.thorough]
 pytest.importorskip("metaworld")
 
 

@@ -124,6 +124,7 @@ def test_a_machine_without_a_driver_or_a_gpu_says_so() -> None:
             vla_gym.make_vec("ManiSkill/PickCube", 4, physics="gpu")
 
 
+@pytest.mark.thorough  # the stock shaders take 7 s
 @pytest.mark.sim
 def test_light_shaders_draw_the_same_image(tmp_path: Path) -> None:
     pytest.importorskip("sapien")

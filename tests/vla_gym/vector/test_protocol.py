@@ -5,14 +5,17 @@ import json
 import platform
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv
-from vla_gym.vector.protocol import renderer
+from vla_gym import VLAVectorEnv, find_benchmark
+from vla_gym.vector.protocol import changed_instructions, renderer, with_instructions
+
+Make = Callable[..., VLAVectorEnv]
 
 
-def test_protocol_is_json_and_complete(make: Callable[..., VLAVectorEnv]) -> None:
+def test_protocol_is_json_and_complete(make: Make) -> None:
     record = make("Toy-Reach", 2, chunk=3, schedule="grid", reward="differenced").protocol()
     assert json.loads(json.dumps(record)) == record
     assert record["env_id"] == "Toy-Reach"
@@ -34,3 +37,33 @@ def test_mujoco_s_renderer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     benchmark = dataclasses.replace(scripted_benchmark(), requires=("mujoco",))
     assert renderer(benchmark)["MUJOCO_GL"] == "osmesa"
+
+
+def test_a_mapping_changes_the_tasks_it_names() -> None:
+    own = find_benchmark("Toy-Reach")
+    changed = with_instructions(own, {"reach_green": "go to the green thing"})
+    assert [task.instruction for task in changed.tasks] == [
+        "reach the red block",
+        "go to the green thing",
+        "reach the blue block",
+    ]
+    assert changed_instructions(own, changed) == {"reach_green": "reach the green block"}
+    assert [task.name for task in changed.tasks] == [task.name for task in own.tasks]
+
+
+def test_the_policy_is_told_the_new_words_and_the_protocol_the_old_ones(make: Make) -> None:
+    words = {"reach_red": "touch the block as red as a tomato"}
+    envs = make("Toy-Reach", 2, schedule="grid", instructions=words)
+    plain = make("Toy-Reach", 2, schedule="grid")
+    obs, infos = envs.reset()
+    plain_obs, plain_infos = plain.reset()
+    # Two slots of a grid of 3 x 50 cells begin at cells 0 and 75: tasks 0 and 1.
+    assert obs["instruction"] == (words["reach_red"], "reach the green block")
+    assert plain_obs["instruction"] == ("reach the red block", "reach the green block")
+    assert infos["start_state"].tolist() == plain_infos["start_state"].tolist()
+    np.testing.assert_array_equal(obs["image"], plain_obs["image"])
+    record = envs.protocol()
+    assert json.loads(json.dumps(record)) == record
+    assert record["tasks"][0]["instruction"] == words["reach_red"]
+    assert record["own_instructions"] == {"reach_red": "reach the red block"}
+    assert plain.protocol()["own_instructions"] == {}

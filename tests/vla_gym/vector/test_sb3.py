@@ -86,28 +86,6 @@ def test_seed_and_options_are_used_once(make: Make) -> None:
     assert starts() != [starts()[0]] * 3
 
 
-class Expert:
-    """Goes to the named block, as SB3's `evaluate_policy` wants its models."""
-
-    def predict(self, obs: dict[str, np.ndarray], **_: Any) -> tuple[np.ndarray, None]:
-        from vla_gym.adapters.toy import COLOURS, STEP
-
-        actions = []
-        for image, state, data in zip(obs["image"], obs["state"], obs["instruction"]):
-            colour = COLOURS[decode_instruction(data).split()[2]]
-            rows, columns = np.nonzero((image == colour).all(axis=2))
-            target = (np.array([columns.mean(), rows.mean()]) + 0.5) / len(image)
-            actions.append(np.clip((target - (state + 1) / 2) / STEP, -1, 1)[None])
-        return np.stack(actions), None
-
-
-def test_evaluate_policy_counts_episodes_in_simulator_steps(make: Make) -> None:
-    env = make("Toy-Reach", 3).as_sb3()
-    returns, lengths = evaluate_policy(Expert(), env, n_eval_episodes=6, return_episode_rewards=True)  # type: ignore[arg-type]
-    assert returns == [1.0] * 6
-    assert all(1 <= length <= 4 for length in lengths)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_unmodified_ppo_learns_a_step(make: Make) -> None:
     torch.set_num_threads(1)

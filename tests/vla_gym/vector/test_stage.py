@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +12,11 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import BadValue, VLAVectorEnv, WorkerRestarted
+from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted
+from vla_gym.vector.stage import CommandRunner
+from vla_gym.vector.start_states import make_schedule
+from vla_gym.workers.messages import Command, PendingCommands, Report
+from vla_gym.workers.pool import Pool
 
 Make = Callable[..., VLAVectorEnv]
 KEYS = ("success", "task_id", "trial_id", "executed", "start_state", "step_rewards", "lost")
@@ -136,3 +141,33 @@ def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
     assert begun_again.obs["state"][:, 0].tolist() == [0.0, 0.0]
     second.send_step(quiet(2))
     assert second.receive().infos()["executed"].tolist() == [2, 2]
+
+
+class Recorded(Pool):
+    """Answers every command with one report."""
+
+    memory = SimpleNamespace(observation={})  # type: ignore[assignment]
+    last_failure = "no display"
+
+    def __init__(self) -> None:
+        self.report = Report(start_state="ab")
+        self.sent: list[Command] = []
+
+    def send(self, commands):  # type: ignore[no-untyped-def]
+        self.sent += commands
+        return PendingCommands(commands, {command.slot: self.report for command in commands})
+
+    def close(self) -> None:
+        pass
+
+
+def test_three_losses_in_a_row_are_no_accident() -> None:
+    benchmark, pool = scripted_benchmark((3, 7), num_trials=1), Recorded()
+    runner = CommandRunner(benchmark, 2, 4, make_schedule("random", benchmark.tasks, num_envs=2), pool)
+    runner.run(runner.begin_commands([0, 1]))
+    pool.report = Report(truncated=True, lost=True)
+    step = runner.step_commands([0], [np.zeros((4, 2), dtype=np.float32)])
+    runner.run(step)
+    runner.run(step)
+    with pytest.raises(WorkerFailed, match=r"3 episodes in a row were lost .*The last failure: no display"):
+        runner.run(step)

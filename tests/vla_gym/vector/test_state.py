@@ -28,8 +28,9 @@ def drive(envs: VLAVectorEnv, decisions: int, seed: int) -> list[Any]:
     return trace
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("mode", "num_workers"), [("next_step", 0), ("same_step", 0), ("disabled", 0), ("next_step", 2)]
+)
 def test_a_loaded_state_continues_bit_for_bit(make: Make, mode: str, num_workers: int) -> None:
     options: dict[str, Any] = {"chunk": 3, "autoreset_mode": mode, "reward": "differenced", "seed": 5}
     envs = make("Toy-Reach", 4, num_workers=num_workers, **options)

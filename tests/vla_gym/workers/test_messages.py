@@ -31,7 +31,7 @@ LAYOUT = MemoryLayout(
 
 
 def test_commands_there_and_back() -> None:
-    memory = SlotMemory.private(LAYOUT)
+    memory = SlotMemory(LAYOUT)
     rng = np.random.default_rng(0)
     step_KA = rng.random((3, 2), dtype=np.float32)
     log_TA = rng.random((5, 2), dtype=np.float32)
@@ -88,7 +88,7 @@ def observation(value: int) -> dict[str, np.ndarray]:
 
 
 def test_a_wrong_observation_is_refused() -> None:
-    memory = SlotMemory.private(MEMORY)
+    memory = SlotMemory(MEMORY)
     right = observation(1)
     with pytest.raises(ValueError, match="keys"):
         memory.write(0, {"image": right["image"]})

@@ -97,7 +97,6 @@ class StartTable:
         return [self._rows[trial] for trial in trials]
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.close()
 
 
@@ -139,7 +138,6 @@ class ManiSkillBatch:
         self._starts = StartTable(self._task, first_seed=first_seed, state_dim=state_dim, num_workers=num_workers)
 
     def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
-        """Write start states over the given slots; nothing is drawn."""
         slots = list(starts)
         trials = [starts[slot].trial_id for slot in slots]
         drawn = self._starts.rows(trials)
@@ -191,7 +189,6 @@ class ManiSkillBatch:
         return observation
 
     def close(self) -> None:
-        """Free the scenes."""
         self._starts.close()
         self._env.close()
 

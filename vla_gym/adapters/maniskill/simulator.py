@@ -156,7 +156,6 @@ class ManiSkillSimulator:
         self._control = EndEffectorControl(self._env)
 
     def reset(self, start: StartState) -> str:
-        """Restore a start state; nothing is drawn."""
         seed = self._first_seed + start.trial_id
         rebuild = self._random_shapes and self._shapes_of != seed
         reset_to_seed(self._env, seed, reconfigure=rebuild)
@@ -202,7 +201,6 @@ class ManiSkillSimulator:
         )
 
     def close(self) -> None:
-        """Free the scene."""
         self._env.close()
 
 

@@ -306,11 +306,9 @@ class MetaWorldSimulator:
         return observation
 
     def privileged(self) -> np.ndarray:
-        """Return `LeanEnv.full_observation`, for scripted experts."""
         return self._env.full_observation()
 
     def close(self) -> None:
-        """Release the task."""
         if self._task is not None:
             self._pool.release(self._env)
             POOLS.release(self._task, self._image_size, self._quality)

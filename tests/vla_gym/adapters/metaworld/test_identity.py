@@ -83,7 +83,7 @@ def test_steps_and_start_states_are_bit_identical_to_upstream(task: str) -> None
     check_task(task)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in QUICK])
 def test_the_other_tasks_are_bit_identical_to_upstream_too(task: str) -> None:
     check_task(task)
@@ -103,7 +103,7 @@ def test_the_names_and_sets_are_the_package_s() -> None:
         expert(task)
 
 
-@pytest.mark.parametrize("task", ["reach", "window-open", "hammer"])
+@pytest.mark.parametrize("task", ["hammer", pytest.param("window-open", marks=pytest.mark.thorough)])
 def test_a_start_state_is_one_state_whatever_came_before(task: str) -> None:
     first, second = simulator(task), simulator(task)
     start, other = StartState(task_id=0, trial_id=4), StartState(task_id=0, trial_id=9)
@@ -121,7 +121,7 @@ def test_a_start_state_is_one_state_whatever_came_before(task: str) -> None:
         np.testing.assert_array_equal(first._env.data.qpos, second._env.data.qpos)
 
 
-@pytest.mark.parametrize("task", ["reach", "button-press-topdown", "drawer-close", "door-open"])
+@pytest.mark.parametrize("task", ["drawer-close", pytest.param("door-open", marks=pytest.mark.thorough)])
 def test_the_scripted_expert_solves_the_task_through_our_door(task: str) -> None:
     sim, scripted = simulator(task, protocol="lerobot"), expert(task)
     sim.reset(StartState(task_id=0, trial_id=0))
@@ -157,32 +157,20 @@ def photograph(side: str, size: int, tasks: list[str], out: Path) -> dict[str, n
 
 
 @pytest.mark.slow
-def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(tmp_path: Path) -> None:
-    tasks = ["reach", "window-open", "handle-pull", "soccer"]
-    sides = {
-        side: photograph(side, 480, tasks, tmp_path / f"{side}.npz")
-        for side in ("adapter", "upstream", "corner2", "fast")
-    }
+@pytest.mark.parametrize("other", ["upstream", pytest.param("corner2", marks=pytest.mark.thorough)])
+def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(other: str, tmp_path: Path) -> None:
+    tasks = ["reach", "soccer"]
+    sides = {side: photograph(side, 480, tasks, tmp_path / f"{side}.npz") for side in ("adapter", other)}
     for task in tasks:
         full = sides["adapter"][task]
         assert full.shape == (2, 480, 480, 3)
         assert full.dtype == np.uint8
-        np.testing.assert_array_equal(full, sides["upstream"][task])
-        np.testing.assert_array_equal(full, sides["corner2"][task])
+        np.testing.assert_array_equal(full, sides[other][task])
         assert (full[0] != full[1]).any()
-        fast = sides["fast"][task]
-        different = (fast != full).any(axis=-1).mean()
-        assert 0.05 < different < 0.95  # the background stays as it is
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "tasks"),
-    [
-        pytest.param(64, [*TASKS], marks=pytest.mark.thorough),
-        (480, ["pick-place", "drawer-open", "assembly", "hammer"]),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("size", "tasks"), [(64, [*TASKS]), (480, ["pick-place", "drawer-open", "assembly", "hammer"])])
 def test_fast_pictures_are_those_of_all_triangles(size: int, tasks: list[str], tmp_path: Path) -> None:
     fast, whole = (photograph(side, size, tasks, tmp_path / f"{side}.npz") for side in ("fast", "whole"))
     for task in tasks:
