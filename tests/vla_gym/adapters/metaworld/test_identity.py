@@ -170,7 +170,9 @@ def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(other: str, tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("size", "tasks"), [(64, [*TASKS]), (480, ["pick-place", "drawer-open", "assembly", "hammer"])])
+@pytest.mark.parametrize(
+    ("size", "tasks"), [(64, [*TASKS]), (480, ["pick-place", "drawer-open", "assembly", "hammer"])]
+)
 def test_fast_pictures_are_those_of_all_triangles(size: int, tasks: list[str], tmp_path: Path) -> None:
     fast, whole = (photograph(side, size, tasks, tmp_path / f"{side}.npz") for side in ("fast", "whole"))
     for task in tasks:
