@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from vla_gym.errors import BadValue, check_known, os_reason
 from vla_gym.registry import find_benchmark
@@ -22,7 +22,7 @@ from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument
 from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import benchmark_options, env_options
-from zoo.config.settings import Range
+from zoo.config.settings import Options, Range, Settings
 from zoo.hub.download import is_remote
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.lookup import local_or_shipped
@@ -115,12 +115,12 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, object], 
     kwargs = policy_kwargs_of(args, given)
     by_recipe = policy in FAMILIES
 
-    def start_of(family: str) -> Mapping[str, Any]:
+    def start_of(family: str) -> Options:
         return {} if env is None or trained else recipe_to_act(env, family, by_recipe=by_recipe).get("policy", {})
 
     choice, own = find_policy(policy, kwargs, start_of, benchmark=benchmark, trained=bool(trained), to_act=True)
     check_acting(choice, EvaluationProtocol(sample=args.stochastic), kwargs)
-    options: dict[str, Any] = {}
+    options: Settings = {}
     if env is not None:
         if not trained:
             values = settings_to_act(env, choice, own, kwargs, by_recipe=by_recipe)

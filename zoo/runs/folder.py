@@ -14,11 +14,10 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -26,6 +25,7 @@ from vla_gym import __version__
 from vla_gym.errors import BadValue, os_reason, shown
 from vla_gym.system.limits import main_memory, num_cores
 from zoo.config.run_config import RunConfig, from_plain, to_plain
+from zoo.config.settings import Options
 from zoo.files import write_text
 from zoo.yaml_text import read_yaml_mapping
 
@@ -135,9 +135,9 @@ def describe_run(
     run: RunFolder,
     *,
     config: RunConfig,
-    args: Mapping[str, Any],
+    args: Options,
     command: Sequence[str],
-    protocol: Mapping[str, Any],
+    protocol: Options,
 ) -> None:
     """Write config.yml, protocol.json and, the first time, args.yml; append to command.txt (one line per start)."""
     if not (run.path / ARGS_FILE).exists():
@@ -194,7 +194,7 @@ def commit_note(package: Path = Path(__file__).parents[1]) -> str:
     return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""
 
 
-def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+def write_yaml(path: Path, values: Options) -> None:
     """Write a YAML mapping, whole or not at all."""
     write_text(path, yaml.safe_dump(dict(values), sort_keys=False))
 

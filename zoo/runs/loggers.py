@@ -60,7 +60,7 @@ class ScreenTable(KVWriter, SeqWriter):
         self._columns = COLUMNS[algo]
         self._rows = 0
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: dict[str, object], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         if not any(key.startswith("train/") for key in key_values):
             return
         if self._rows % _ROWS_PER_HEADING == 0:
@@ -90,7 +90,7 @@ class JsonLines(KVWriter):
         # Line buffering: a run that is killed keeps every line.
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: dict[str, object], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class TensorBoard(TensorBoardOutputFormat):
         self._is_closed = False
 
 
-def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
+def plain_numbers(values: Mapping[str, object]) -> dict[str, float | int | None]:
     """Return the scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in sorted(values.items())}
     return {
@@ -123,7 +123,7 @@ class TrackerWriter(KVWriter):
     def __init__(self, tracker: Any) -> None:
         self._tracker: Any | None = tracker
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: dict[str, object], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         numbers = {key: value for key, value in plain_numbers(key_values).items() if value is not None}
         self._guarded(lambda tracker: tracker.log(numbers, step=step))
 

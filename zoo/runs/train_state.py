@@ -44,13 +44,13 @@ class Counters:
     no_signal_episodes: int | None = None
     """GRPO: episodes of these updates."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the values under their names in a checkpoint."""
         values = {ATTRIBUTES[field.name]: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Counters:
+    def from_json(cls, values: Mapping[str, object]) -> Counters:
         """Return the counters of a checkpoint; raises `BadValue` where one is missing or can be no such count.
 
         Nothing else that stands there has any effect.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,8 @@ from vla_gym.specs import ActionSpec, Benchmark
 from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.resolver import PolicyRef
+from zoo.config.settings import Options, Settings
+from zoo.serving.wire import Payload
 
 METADATA_KEY = "vla_zoo"
 """Key of the declaration in a server's greeting, and of our own clients' additions to a request."""
@@ -40,7 +41,7 @@ class Declaration:
     """Its family; "" where the server is not ours."""
     env: str | None = None
     """Environment id it was trained in, where that is known."""
-    env_options: Mapping[str, Any] = field(default_factory=dict)
+    env_options: Options = field(default_factory=dict)
     """Keyword arguments of `make_vec` that give the observations it was trained on."""
     cameras: tuple[str, ...]
     image_size: int
@@ -107,7 +108,7 @@ class Declaration:
         said += [f"state: {self.state}"] if self.state_dim and self.state else []
         return "; ".join([*said, *([f"{self.control_hz:g} Hz"] if self.control_hz else [])]) or "not known"
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Settings:
         """Return the keyword arguments of `make_vec` for an environment this policy can act in."""
         wanted = {"chunk": self.chunk, "image_size": self.image_size, "wrist_camera": "wrist_image" in self.cameras}
         return {**wanted, **self.env_options}
@@ -117,13 +118,13 @@ class Declaration:
         side = LARGEST_IMAGE if self.any_image_size else self.image_size
         return max(LEAST_MESSAGE, 2 * len(self.cameras) * side * side * 3 + 8 * self.state_dim + 65_536)
 
-    def check_observation(self, values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    def check_observation(self, values: Payload, names: Mapping[str, str]) -> Payload:
         """Return one observation under our keys, checked; `names` are the wire's words, used in messages.
 
         Raises `BadValue` for a missing key, a wrong shape or dtype, numbers that are not finite, and an instruction
         that is empty or too long. Other keys are left out.
         """
-        checked: dict[str, Any] = {}
+        checked: dict[str, np.ndarray] = {}
         for key, (shape, dtype) in self.fields().items():
             value = values.get(key)
             if not isinstance(value, np.ndarray):
@@ -151,7 +152,7 @@ class Declaration:
             raise BadValue(f"{name!r} holds numbers beyond {LARGEST_STATE:g}, or that are not finite")
         return value.astype(np.float32)
 
-    def check_environment(self, benchmark: Benchmark, options: Mapping[str, Any]) -> None:
+    def check_environment(self, benchmark: Benchmark, options: Options) -> None:
         """Raise `BadValue` where an environment, made with `options`, is not one that this policy can act in."""
         wanted = self.conventions.lengths | ({} if self.any_image_size else {"image_size": self.image_size})
         state_dim = benchmark.state_dim if options.get("state", True) else 0
@@ -180,9 +181,9 @@ class ServicePlan:
     """The policy."""
     env: str | None
     """Environment id it was trained in, or is to act in; None where that is not known."""
-    env_options: Mapping[str, Any]
+    env_options: Options
     """Keyword arguments of `make_vec` that give its observations."""
-    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    policy_kwargs: Options = field(default_factory=dict)
     """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""
 
 

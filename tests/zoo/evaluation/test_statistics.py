@@ -194,6 +194,7 @@ def test_the_binomial_test_by_hand(successes: int, episodes: int, rate: float, e
     assert binomial_exact(successes, episodes, rate) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_binomial_test_of_many_episodes_is_scipys() -> None:
     stats = pytest.importorskip("scipy.stats")
     for successes, episodes, rate in ((6400, 6500, 0.9785), (12700, 13000, 0.9785), (0, 4, 0.9785)):
