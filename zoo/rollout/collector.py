@@ -182,7 +182,7 @@ class RolloutCollector:
                         self._process_group.set_flag(self._flag)
                         return False
                     self.recorder.add(first_decision + row, self.first_env, step, self.env)
-                    if self._process_group.has_flag(self._flag):
+                    if self._process_group.size > 1 and self._process_group.has_flag(self._flag):
                         return False
                     write(row, step)
         finally:

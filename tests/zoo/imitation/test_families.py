@@ -62,7 +62,7 @@ def test_a_checkpoint_learns_and_what_it_learned_opens_again(
     chunk = 1 if family == "openvla" else 4
     settings = [f"chunk:{chunk}", "policy_kwargs:" + json.dumps({"backbone_kwargs": options})]
     flags = ["--env", "Toy-Reach", "--dataset", str(demos), "--policy", str(base(family, tmp_path / "base"))]
-    size = ["-n", "30", "--batch-size", "16", "--micro-batch-size", "8", "--learning-rate", "1e-2"]
+    size = ["-n", "15", "--batch-size", "16", "--micro-batch-size", "8", "--learning-rate", "1e-2"]
     shared = ["--eval-episodes", "0", "--seed", "0", "--device", "cpu", "-params", *settings]
     assert sft.run([*flags, *size, *shared]) == 0
     run = Path("logs/sft/Toy-Reach_1")

@@ -52,6 +52,7 @@ def test_several_datasets_are_learned_together(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     others = collect_demos(tmp_path / "others")
+    capsys.readouterr()
     episodes = [one.length for folder in (demos, others) for one in read_dataset(folder)]
     assert frames_learned(capsys, "--dataset", str(demos), str(others)) == (len(episodes), sum(episodes))
     first_of_each = frames_learned(capsys, "--dataset", str(demos), str(others), "--episodes", "1")

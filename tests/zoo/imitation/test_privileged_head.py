@@ -86,7 +86,7 @@ def test_a_run_learns_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         action_TA=rng.uniform(-1, 1, (8, 2)).astype(np.float32),
     )
     LeRobotWriter(tmp_path / "d", {}, fps=10).add([episode], tried=1)
-    flags = ["--env", "Toy-Reach", "--dataset", "d", "-n", "40", "--batch-size", "8", "--seed", "0", "--device", "cpu"]
+    flags = ["--env", "Toy-Reach", "--dataset", "d", "-n", "24", "--batch-size", "8", "--seed", "0", "--device", "cpu"]
     tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
     losses = []
     for coef in ("0", "10"):

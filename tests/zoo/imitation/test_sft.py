@@ -75,7 +75,7 @@ def whole(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(folder)
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("which", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_stopped_run_goes_on_bit_for_bit(
     which: signal.Signals,
     demos: Path,
@@ -97,9 +97,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert len((run / "command.txt").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("family", "options"), [("nano-flow", None), pytest.param("openvla-oft", LORA, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("family", "options"), [("nano-flow", None), ("openvla-oft", LORA)])
 def test_noise_and_adapters_go_on_too(
     family: str, options: dict[str, Any] | None, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
