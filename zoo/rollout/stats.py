@@ -145,7 +145,7 @@ class RolloutRecorder:
             "sim_steps": sorted(self._sim_steps.items()),
             "ended": self._ended,
             "tasks": sorted(self._tasks),
-            "counts": self._counts,
+            "counts": dict(self._counts),
         }
 
     def merge(self, other: Mapping[str, Any]) -> None:
