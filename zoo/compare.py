@@ -62,10 +62,11 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     before_files, after_files = args.before or args.runs[:1], args.after or args.runs[1:]
     given = bool(args.before) + bool(args.after) if args.runs else 0
-    if not before_files or bool(after_files) == bool(args.policy) or given or len(args.runs) > 2:
+    several = args.policy and len(before_files) > 1
+    if not before_files or bool(after_files) == bool(args.policy) or given or several or len(args.runs) > 2:
         raise BadValue(
-            "give both, before and after: zoo.compare logs/sft/RUN logs/ppo/RUN, or --before FILE ... with --after "
-            "FILE ... or --policy NAME"
+            "give both, before and after: zoo.compare logs/sft/RUN logs/ppo/RUN, or --before FILE ... --after FILE "
+            "..., or one --before FILE with --policy NAME"
         )
     for name in _OF_PLAYING:
         if args.policy is None and getattr(args, name) is not None:
@@ -144,8 +145,6 @@ def _results(file: Path, record: Mapping[str, Any]) -> Results:
 
 def play(args: argparse.Namespace, before: Sequence[Results]) -> Results:
     """Evaluate `--policy` from the start states of a result and by its protocol; write and return the results."""
-    if len(before) > 1:
-        raise BadValue(f"--policy plays the start states of one --before file, got {len(before)}")
     (side,) = before
     if "protocol" not in side.record or not all("trial_id" in episode for episode in side.record["episodes"]):
         raise BadValue("--before does not say which start states were played, and by which protocol; evaluate it anew")

@@ -125,6 +125,7 @@ def test_what_was_measured_otherwise_is_said(tmp_path: Path, capsys: pytest.Capt
         ["a", "b", "--policy", "nano"],
         ["a", "b", "--before", "c"],
         ["--before", "a", "--after", "b", "--policy", "nano"],
+        ["--before", "a", "b", "--policy", "nano"],
         ["--before", "a", "--after", "b", "--num-envs", "2"],
     ],
 )
@@ -154,9 +155,6 @@ def test_results_of_the_one_side_are_not_written_over_by_the_other(tmp_path: Pat
     Path(file).write_text(json.dumps(record))
     with pytest.raises(BadValue, match=r"-o .*a_1\.json holds the results of --before; give another -o"):
         run(["--before", file, "--policy", "nano", "-o", str(tmp_path / "." / "a_1.json")])
-
-
-NO_EPISODES = {"env": "Toy-Reach", "summary": "", "deterministic": True, "tasks": []}
 
 
 def test_rounds_are_paired_by_start_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

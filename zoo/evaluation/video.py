@@ -73,7 +73,6 @@ class Window:
             self._open = False
 
     def close(self) -> None:
-        """Close the window."""
         if self._open:
             self._open = False
             self._root.destroy()

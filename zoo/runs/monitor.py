@@ -82,7 +82,6 @@ class MonitorFile:
         self._writer.writerow((*row, episode.task_id, num_timesteps))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -23,7 +23,6 @@ class Screen(logging.Handler):
     """Called where a record cannot be printed (the terminal is gone); None raises the `OSError`, as `print` does."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record."""
         try:
             with nullcontext() if self.bar is None else self.bar.external_write_mode(file=self.bar.fp):
                 sys.stdout.write(f"{self.format(record)}\n")

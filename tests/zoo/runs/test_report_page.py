@@ -75,8 +75,13 @@ def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.runs.report_page.CHARTS", ())
 
 
-def test_an_evaluation_hides_no_update_of_the_same_step(finished: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """The run, to be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1"))
+
+
+def test_an_evaluation_hides_no_update_of_the_same_step(copy: Path) -> None:
     lines = '{"step": 99, "train/actor/entropy": 1.5}\n{"step": 99, "eval/success_once": 0.5}\n'
     (copy / "metrics.jsonl").write_text(lines, encoding="utf-8")
     assert "entropy (nats)" in run_page(RunFolder(copy))
@@ -84,10 +89,7 @@ def test_an_evaluation_hides_no_update_of_the_same_step(finished: Path, tmp_path
 
 @pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("ended_before", [False, True])
-def test_a_run_that_has_not_ended_shows_its_newest_evaluation(
-    finished: Path, tmp_path: Path, ended_before: bool
-) -> None:
-    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+def test_a_run_that_has_not_ended_shows_its_newest_evaluation(copy: Path, ended_before: bool) -> None:
     EvaluationFile(copy, keep_until=10**6).add(5000, [0.0] * 3, [16] * 3, [True, True, False])
     if not ended_before:
         (copy / "evaluation.json").unlink()
@@ -137,13 +139,8 @@ DAMAGES = {
 @pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_record_of_the_wrong_content_is_one_line(
-    damage: str,
-    finished: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    damage: str, copy: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    copy = Path(shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1"))
     name, act = DAMAGES[damage]
     act(copy)
     assert guarded(run, ["-i", str(copy)]) == 2
@@ -156,8 +153,7 @@ def test_a_record_of_the_wrong_content_is_one_line(
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_run_that_was_evaluated_before_it_trained_shows_both(finished: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+def test_a_run_that_was_evaluated_before_it_trained_shows_both(copy: Path) -> None:
     (copy / "evaluation.json").unlink()
     log = EvaluationFile(copy)
     log.add(0, [0.0] * 4, [12] * 4, [True, False, False, False])
@@ -169,8 +165,7 @@ def test_a_run_that_was_evaluated_before_it_trained_shows_both(finished: Path, t
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_run_without_a_success_says_what_to_do(finished: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+def test_a_run_without_a_success_says_what_to_do(copy: Path) -> None:
     (copy / "evaluation.json").unlink()
     EvaluationFile(copy).add(300, [0.0] * 4, [12] * 4, [False] * 4)
     head, rows = (copy / "monitor.csv").read_text().split("\n", 1)
