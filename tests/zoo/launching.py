@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+import zoo.train
+
 CONFIGS = Path(__file__).parents[2] / "hyperparams" / "accelerate"
 TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
 
@@ -49,6 +51,14 @@ def start(
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def train(processes: int, arguments: Sequence[str], **launch: str) -> None:
+    """Let `zoo.train` run to its end: in this process where it is one."""
+    if processes == 1:
+        assert zoo.train.run(arguments) == 0
+    else:
+        finish(start(processes, arguments, **launch))
 
 
 def finish(run: subprocess.Popen[str], timeout: float = 240.0) -> str:

@@ -151,7 +151,7 @@ def test_a_collection_goes_on_after_a_kill_between_any_two_calls(
     assert in_child(lambda: main([*COLLECT, "-n", "2"]), said) == 0
     whole = read_dataset(Path("demos"))
     killed = 0
-    for number in range(0, 200, 9):
+    for number in range(0, 200, 23):
         shutil.rmtree("demos")
 
         def kill(number: int = number) -> int:

@@ -163,7 +163,7 @@ def test_evaluations_are_always_on_the_same_start_states(ppo_run: Path) -> None:
     assert [(e["task_id"], e["trial_id"]) for e in stored["episodes"]] == [(0, 0), (0, 1), (1, 0), (2, 0)]
 
 
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("grpo", marks=pytest.mark.thorough)])
 def test_a_terminated_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str) -> None:
     flags = "-n 400 --eval-freq 100 --save-freq 1000"
     whole = train(tmp_path / "whole", algo, flags)
@@ -331,7 +331,10 @@ def test_ctrl_c_in_an_update_lets_it_end(
     assert metrics(run) == metrics(whole)
 
 
-@pytest.mark.parametrize(("which", "when"), [(signal.SIGTERM, "before"), (signal.SIGINT, "during")])
+@pytest.mark.parametrize(
+    ("which", "when"),
+    [pytest.param(signal.SIGTERM, "before", marks=pytest.mark.thorough), (signal.SIGINT, "during")],
+)
 def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
     which: signal.Signals,
     when: str,

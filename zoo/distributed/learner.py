@@ -85,7 +85,6 @@ class Learner:
         self._frozen: list[nn.Parameter] = []
 
     def _replicated(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
-        """Replicate the policy on every rank; gradients are averaged."""
         ignore_frozen_parameters(scorer)
         # Accelerate knows groups of all processes only; among some it prepares everything but the averaging.
         prepared: nn.Module = self.accelerator.prepare_model(
@@ -96,7 +95,6 @@ class Learner:
         return prepared
 
     def _shard(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
-        """Shard a second policy, which learns from now on, over the ranks."""
         if group is not None:
             raise BadValue("FSDP shards over all processes; leave --placement out, or use a DDP configuration")
         scorer.policy = learning_copy(scorer.policy)

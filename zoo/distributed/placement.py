@@ -87,7 +87,6 @@ def parse_placement(text: str, size: int) -> Placement:
 
 
 def _ranks(items: str, where: str, size: int) -> tuple[int, ...]:
-    """`"0-2,5"` -> (0, 1, 2, 5)."""
     if items == ALL:
         return tuple(range(size))
     ranks: list[int] = []

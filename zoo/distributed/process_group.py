@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -146,7 +147,6 @@ class ProcessGroup:
         return wide
 
     def _collect(self, data: bytes) -> list[bytes]:
-        """Return bytes of any length from every rank."""
         if self.size == 1:
             return [data]
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -185,27 +185,28 @@ def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, for DeepSpeed, for
     Accelerate's gradient accumulation, and for 8 bits.
     """
-    if environment.get("ACCELERATE_MIXED_PRECISION") == "fp8":
-        raise BadValue("mixed_precision fp8 of accelerate is not supported. Allowed: no, bf16, fp16")
-    if (steps := environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
-        # Accelerate divides every loss by it, here for a step that takes whole minibatches.
-        raise BadValue(
-            f"gradient_accumulation_steps {steps} of accelerate is not supported, and would divide the gradient; leave "
-            "it out, and give micro_batch_size"
-        )
-    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise BadValue(
-            "DeepSpeed is not supported; to shard a large policy use FSDP2: accelerate launch --config_file "
-            "<one_node_fsdp2.yaml of hyperparams/accelerate>"
-        )
-    size = int(environment.get("WORLD_SIZE", "1"))
+    steps = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     alone = "WORLD_SIZE" not in environment and environment.get("ACCELERATE_USE_CPU", "").lower() == "true"
-    if alone and "MASTER_ADDR" in environment:
-        raise BadValue(
-            "accelerate launch --cpu starts one process, whatever --num_processes. For several on CPUs: accelerate "
-            "launch --config_file <cpu.yaml of hyperparams/accelerate> --num_processes N -m zoo.train ..."
-        )
-    return size
+    refused = {
+        "mixed_precision fp8 of accelerate is not supported. Allowed: no, bf16, fp16": (
+            environment.get("ACCELERATE_MIXED_PRECISION") == "fp8"
+        ),
+        # Accelerate divides every loss by it, here for a step that takes whole minibatches.
+        f"gradient_accumulation_steps {steps} of accelerate is not supported, and would divide the gradient; leave "
+        "it out, and give micro_batch_size": steps != "1",
+        "DeepSpeed is not supported; to shard a large policy use FSDP2: accelerate launch --config_file "
+        "<one_node_fsdp2.yaml of hyperparams/accelerate>": (
+            environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+        ),
+        "accelerate launch --cpu starts one process, whatever --num_processes. For several on CPUs: accelerate "
+        "launch --config_file <cpu.yaml of hyperparams/accelerate> --num_processes N -m zoo.train ...": (
+            alone and "MASTER_ADDR" in environment
+        ),
+    }
+    for sentence, applies in refused.items():
+        if applies:
+            raise BadValue(sentence)
+    return int(environment.get("WORLD_SIZE", "1"))
 
 
 def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
@@ -238,7 +239,6 @@ def backends(device_type: str) -> str:
 
 
 def _meet(device: torch.device) -> tuple[ProcessGroup, torch.device]:
-    """All processes of the run, which meet once, and this one's device: `device` itself where it is the only one."""
     if launched_processes() == 1:
         return ProcessGroup(), device
     if not dist.is_initialized():
@@ -271,17 +271,15 @@ def check_device(name: str) -> torch.device:
     """Return the device of that name; "auto" is CUDA where there is one. Raises `BadValue` for one that is not here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BadValue(f"no device '{name}'. Allowed: auto, cpu, cuda, cuda:<index>") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0 or (device.index or 0) >= count:
-            raise BadValue(f"device '{name}' is not here: torch sees {count} CUDA devices. Use --device auto or cpu")
-    elif device.type != "cpu":
-        raise BadValue(f"device '{name}' is not supported. Allowed: auto, cpu, cuda, cuda:<index>")
-    return device
+    if name == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if index is None or int(index[1] or 0) >= count:
+        raise BadValue(
+            f"device '{name}' is not here: torch sees {count} CUDA devices. Allowed: auto, cpu, cuda, cuda:<index>"
+        )
+    return torch.device(name)
 
 
 def own_block(count: int, process_group: ProcessGroup) -> slice:

@@ -54,7 +54,6 @@ class Channel:
                 self._sending.popleft()[0].wait()
 
     def _receive(self, rank: int, tensor: Tensor) -> Tensor:
-        """`tensor`, filled with what the rank sends next."""
         if tensor.numel():
             with lost_ranks():
                 dist.recv(tensor, rank, group=self._group)

@@ -184,7 +184,6 @@ class EvaluationCallback(BaseCallback):
         return True
 
     def _act(self, now: int, *, trained: bool = True) -> None:
-        """Evaluate the present weights, which `now` steps have made."""
         with untouched_generators(), self.model.clock.phase("evaluation"):
             episodes = self._evaluate()
         self._acted_at = now

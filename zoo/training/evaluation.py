@@ -112,7 +112,6 @@ class Evaluator:
         return EvaluationVideo(self._instructions, max_episodes=self._recorded_episodes)
 
     def _evaluate_own(self, policy: Any) -> list[EpisodeRecord]:
-        """Evaluate this rank's start states; raises `Stopped` where this or another rank is asked to stop."""
         self._check_going_on()  # before simulators start, which takes long
         if not self._start_states:
             return []

@@ -53,7 +53,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Request:
+class RolloutRequest:
     """Message of the first actor rank to a rank that decides; weights of `version` follow it."""
 
     rollouts: list[int]
@@ -91,7 +91,7 @@ class RolloutWorker:
     def serve(self) -> None:
         """Answer the first actor rank's requests until it stops."""
         channel, weights, first = self._exchange.channel, self._exchange.weights, self._exchange.placement.actor[0]
-        while (request := Request(**channel.receive(first)[0])).rollouts:
+        while (request := RolloutRequest(**channel.receive(first)[0])).rollouts:
             assert weights is not None, "this rank learns: it receives no weights"
             weights.receive()
             self.begin(request.version, request.start_weights)
@@ -194,7 +194,7 @@ class RemoteRollouts:
                     channel.receive(rank)
         if exchange.weights is not None:
             for rank in exchange.placement.weights_to:
-                channel.send(rank, asdict(Request([])))
+                channel.send(rank, asdict(RolloutRequest([])))
             exchange.weights.wait()
         channel.wait()
 
@@ -209,7 +209,7 @@ class RemoteRollouts:
         probability_P = None if sampler is None else sampler.probabilities().tolist()
         sent = 0
         if exchange.weights is not None:
-            request = asdict(Request(list(rollouts), version, probability_P))
+            request = asdict(RolloutRequest(list(rollouts), version, probability_P))
             for rank in exchange.placement.weights_to:
                 exchange.channel.send(rank, request)
             sent = exchange.weights.send()

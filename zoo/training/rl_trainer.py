@@ -124,7 +124,6 @@ class RLTrainer(Trainer):
         return float(self.envs.metadata["render_fps"])
 
     def _next_steps(self, video: Path | None, shows: str, num_starts: int, evaluated: int) -> str:
-        """Return the next commands, then what there is to look at; `evaluated` of `num_starts` start states were."""
         from zoo.runs.report_page import report_of  # brings jinja2
 
         run = quoted(self.run.path)

@@ -117,7 +117,6 @@ class SFT:
         return self
 
     def _update(self, index_B: Tensor, learner: Learner, total: int) -> float:
-        """Make one optimiser step of `total` on the frames of `index_B`; return their loss."""
         settings = self._settings
         rate = settings.learning_rate * (1.0 - self.num_timesteps / total)
         for group in learner.raw_optimizer.param_groups:

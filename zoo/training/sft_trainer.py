@@ -110,7 +110,6 @@ def finetune(job: TrainJob) -> RunFolder | None:
 def _learned(
     groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, settings: SFTConfig, chunk: int
 ) -> tuple[Frames, str]:
-    """Return the frames of the datasets, and in words how many they are."""
     recorded = fitting(groups, policy)
     learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
     frames = frames_of(learned, chunk, weights)

@@ -168,7 +168,6 @@ class Trainer:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def _folder_of(self, parent: Path | None, own: Path) -> Path:
-        """Return `<parent>/<algo>/<run>`, or the folder of the run's `own`."""
         return own if parent is None else parent / self.config.algo / self.run.path.name
 
     def _make_logger(self) -> Logger:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
+from tests.zoo.launching import TOY, first_checkpoint, free_port, only_run, same_tensors, train, updates
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.distributed.fsdp import (
@@ -30,16 +30,16 @@ from zoo.distributed.fsdp import (
 from zoo.training.checkpoint import load_optimizer, optimizer_tensors
 
 FSDP = "one_node_fsdp2.yaml"
-RUN = (*TOY, "--policy", "openvla-oft", "--seed", "1", "-n", "90", "--save-freq", "30", "--eval-episodes", "0")
+RUN = (*TOY, "--policy", "openvla-oft", "--seed", "1", "-n", "60", "--save-freq", "30", "--eval-episodes", "0")
 PARAMS = ("num_envs:4", "n_steps:2", "batch_size:4", "n_epochs:2", "learning_rate:1e-4", "micro_batch_size:1")
 POLICY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 
 
-def train(
-    processes: int, folder: Path, *params: str, policy: str = POLICY, config: str = FSDP, precision: str = "no"
+def train_in(
+    folder: Path, processes: int, *params: str, policy: str = POLICY, config: str = FSDP, precision: str = "no"
 ) -> Path:
     arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, policy, *params]
-    finish(start(processes, arguments, config=config, precision=precision))
+    train(processes, arguments, config=config, precision=precision)
     return only_run(folder)
 
 
@@ -53,7 +53,7 @@ def same_updates(first: list[dict[str, float]], second: list[dict[str, float]]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed", [(1,), pytest.param((2, 4), marks=pytest.mark.thorough)])
 def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int, ...], tmp_path: Path) -> None:
-    alone, parted = train(1, tmp_path / "alone"), train(2, tmp_path / "parted")
+    alone, parted = train_in(tmp_path / "alone", 1), train_in(tmp_path / "parted", 2)
     same_updates(updates(alone), updates(parted))
     whole, sharded = first_checkpoint(alone), first_checkpoint(parted)
     assert whole.name == sharded.name
@@ -61,7 +61,7 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int
         same_tensors(whole, sharded, file, 1e-4)
     for processes in resumed:
         folder = tmp_path / str(processes)
-        finish(start(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP))
+        train(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP)
         same_updates(updates(only_run(folder)), updates(alone)[1:])
 
 
@@ -71,7 +71,7 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int
 def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
     """Most parameters have no gradient then, and no rank may wait for it."""
     alone, two = (
-        train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config) for processes in (1, 2)
+        train_in(tmp_path / str(processes), processes, "critic_warmup_updates:1", config=config) for processes in (1, 2)
     )
     same_updates(updates(alone), updates(two))
 
@@ -81,7 +81,7 @@ def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: P
 @pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
 def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> None:
     # A chunk's log-probability is a sum of many, which 16 bits would round by some per cent.
-    rows = updates(train(2, tmp_path, "logprob_level:chunk", config=config, precision="bf16"))
+    rows = updates(train_in(tmp_path, 2, "logprob_level:chunk", config=config, precision="bf16"))
     assert len(rows) >= 2
     assert all(row["train/actor/ratio_first_gap"] == 0.0 for row in rows)
 
@@ -90,9 +90,9 @@ def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> 
 @pytest.mark.thorough
 def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_path: Path) -> None:
     less = "policy_kwargs:{backbone_kwargs: {size: tiny, dtype: bfloat16}}"
-    whole_run = train(2, tmp_path / "whole", policy=less, precision="bf16")
+    whole_run = train_in(tmp_path / "whole", 2, policy=less, precision="bf16")
     early = first_checkpoint(whole_run)
-    finish(start(2, ["-i", str(early), "-f", str(tmp_path / "on")], config=FSDP, precision="bf16"))
+    train(2, ["-i", str(early), "-f", str(tmp_path / "on")], config=FSDP, precision="bf16")
     resumed = only_run(tmp_path / "on")
     same_updates(updates(whole_run)[1:], updates(resumed))
     last = max((whole_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
@@ -240,11 +240,21 @@ def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.processes
-def test_every_family_sharded_by_blocks_computes_what_it_does_whole() -> None:
+@pytest.mark.parametrize(
+    "families",
+    [
+        ("nano", "openvla-oft", "pi0"),
+        pytest.param(
+            ("nano-flow", "openvla", "openvla, recompute", "openvla-oft, recompute", "pi05", "smolvla"),
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_family_sharded_by_blocks_computes_what_it_does_whole(families: tuple[str, ...]) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.zoo.distributed.sharded_pass"],
+            [sys.executable, "-m", "tests.zoo.distributed.sharded_pass", *families],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -255,7 +265,7 @@ def test_every_family_sharded_by_blocks_computes_what_it_does_whole() -> None:
     said = [rank.communicate(timeout=240) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     found = json.loads(said[0][0])
-    assert {"nano", "nano-flow", "openvla", "openvla-oft", "pi0", "pi05", "smolvla"} <= found.keys()
+    assert found.keys() == set(families)
     for family, numbers in found.items():
         assert numbers["units"] > 1, family
         assert numbers["largest"] < numbers["all"], family

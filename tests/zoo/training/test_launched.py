@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
+from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, train, updates
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,8 @@ GRPO = (
 RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "5")
 
 
-def train(processes: int, folder: Path, settings: tuple[str, ...]) -> Path:
-    finish(start(processes, [*RUN, "-f", str(folder), *settings]))
+def train_in(folder: Path, processes: int, settings: tuple[str, ...]) -> Path:
+    train(processes, [*RUN, "-f", str(folder), *settings])
     return only_run(folder)
 
 
@@ -41,14 +41,14 @@ def settings(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def alone(settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(1, tmp_path_factory.mktemp("alone"), settings)
+    return train_in(tmp_path_factory.mktemp("alone"), 1, settings)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_the_number_of_processes_changes_nothing(
     processes: int, alone: Path, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run = train(processes, tmp_path, settings)
+    run = train_in(tmp_path, processes, settings)
     same_numbers(run, alone)
     checkpoints = first_checkpoint(alone), first_checkpoint(run)
     for file in ("model.safetensors", "optimizer.safetensors", "rollout.safetensors"):
@@ -65,13 +65,16 @@ def test_the_number_of_processes_changes_nothing(
 def test_two_processes_imitate_and_normalise_tasks_as_one(demos: Path, tmp_path: Path) -> None:
     imitated = ("bc_coef:0.2", f"bc_dataset:{demos}", "micro_batch_size:2")
     asked = (*GRPO, *imitated, "advantage:rloo")
-    alone, shared = (train(processes, tmp_path / str(processes), asked) for processes in (1, 2))
+    alone, shared = (train_in(tmp_path / str(processes), processes, asked) for processes in (1, 2))
     same_numbers(shared, alone)
     assert all(row["train/actor/bc_loss"] > 0 for row in updates(alone))
 
 
+@pytest.mark.parametrize(
+    "settings", [pytest.param(PPO, id="ppo"), pytest.param(GRPO, id="grpo", marks=pytest.mark.thorough)], indirect=True
+)
 def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path) -> None:
-    finish(start(2, ["-i", str(first_checkpoint(alone)), "-f", str(tmp_path)]))
+    train(2, ["-i", str(first_checkpoint(alone)), "-f", str(tmp_path)])
     after = updates(only_run(tmp_path))
     expected = {row["step"]: row for row in updates(alone)}
     assert after

@@ -55,7 +55,7 @@ def update_steps(run: Path) -> list[int]:
         pytest.param(*("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]), marks=pytest.mark.thorough),
         ("openvla_oft_tiny", 8, []),
         pytest.param("pi0_tiny", 5, [], marks=pytest.mark.thorough),
-        ("pi05_tiny", 5, []),
+        pytest.param("pi05_tiny", 5, [], marks=pytest.mark.thorough),
         pytest.param("smolvla_tiny/checkpoint", 10, ["image_size:64"], marks=pytest.mark.thorough),
     ],
 )

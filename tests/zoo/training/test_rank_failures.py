@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.launching import TOY, finish, only_run, start, updates
+from tests.zoo.launching import TOY, only_run, start, train, updates
 from zoo.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_killed_rank_takes_the_run_down_and_is_named_last(victim: int, tmp_pat
     assert "Signal 9 (SIGKILL)" in last_line(output)
     assert f"rank      : {victim}" in output.partition("Root Cause")[2]
     saved = max(RunFolder(only_run(tmp_path)).saved_steps())
-    finish(start(2, ["-i", str(only_run(tmp_path)), "-n", str(saved + 300)]))
+    train(1, ["-i", str(only_run(tmp_path)), "-n", str(saved + 300)])
     assert updates(only_run(tmp_path))[-1]["step"] >= saved + 300
 
 
@@ -99,7 +99,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_of_them_well(victim: int, how: 
     output, _ = end_of(run, 60.0)
     assert run.returncode == 0, output
     assert output.count("stopped and saved") == 1
-    finish(start(1, ["-i", str(only_run(tmp_path)), "-n", str(updates(only_run(tmp_path))[-1]["step"] + 300)]))
+    train(1, ["-i", str(only_run(tmp_path)), "-n", str(updates(only_run(tmp_path))[-1]["step"] + 300)])
 
 
 @pytest.mark.thorough

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.launching import TOY, finish, only_run, start, updates
+from tests.zoo.launching import TOY, only_run, train, updates
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +22,8 @@ MIXED = "env=0,rollout=1-2,actor=1,3"
 COMPARED = ("train/", "rollout/success_once", "rollout/advantages_mean", "env/")
 
 
-def train(processes: int, folder: Path, *settings: str) -> list[dict[str, float]]:
-    finish(start(processes, [*RUN, "-f", str(folder), *settings]))
+def train_in(folder: Path, processes: int, *settings: str) -> list[dict[str, float]]:
+    train(processes, [*RUN, "-f", str(folder), *settings])
     return updates(only_run(folder))
 
 
@@ -40,8 +40,8 @@ def compared(row: dict[str, float]) -> dict[str, float]:
     ],
 )
 def test_a_placement_changes_nothing(settings: tuple[str, ...], placement: str, tmp_path: Path) -> None:
-    alone = train(1, tmp_path / "alone", *settings)
-    rows = train(4, tmp_path / "placed", "--placement", placement, *settings)
+    alone = train_in(tmp_path / "alone", 1, *settings)
+    rows = train_in(tmp_path / "placed", 4, "--placement", placement, *settings)
     assert len(rows) == len(alone) >= 3
     for number, (row, expected) in enumerate(zip(rows, alone, strict=True)):
         # Every update learns from decisions of the newest weights.
@@ -53,7 +53,7 @@ def test_a_placement_changes_nothing(settings: tuple[str, ...], placement: str, 
 @pytest.mark.thorough
 def test_collecting_may_run_ahead_by_a_stated_number_of_updates(tmp_path: Path) -> None:
     ahead = ("--placement", "env=0,rollout=1,actor=2", "--max-staleness", "2")
-    rows = train(3, tmp_path, *ahead, *PPO)
+    rows = train_in(tmp_path, 3, *ahead, *PPO)
     versions = [row["rollout/policy_version"] for row in rows]
     assert versions == [max(0, number - 2) for number in range(len(rows))]
     assert [row["rollout/staleness"] for row in rows[:3]] == [0, 1, 2]
