@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gymnasium import spaces
 
 from vla_gym.make import make_vec
-from vla_gym.observation import ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.system.extras import check_installed
@@ -18,7 +17,7 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import can_sample
 from zoo.config.evaluation import EvaluationProtocol
-from zoo.config.run_config import benchmark_options
+from zoo.config.run_config import benchmark_options, observation_layout
 from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, Predictor, episodes_of, evaluate
 from zoo.runs.folder import RunFolder, folder_name
@@ -144,12 +143,7 @@ def load_policy(
         options = env_options or {}
         benchmark = find_benchmark(env, **benchmark_options(options))
         ref = ref.reading(suite=benchmark.suite, action_spec=benchmark.action_spec)
-        layout = ObservationLayout(
-            cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
-            image_size=options.get("image_size") or benchmark.default_image_size,
-            state_dim=benchmark.state_dim if options.get("state", True) else 0,
-        )
-        kwargs["observation_space"] = layout.bytes_space()
+        kwargs["observation_space"] = observation_layout(benchmark, options).bytes_space()
         kwargs["action_space"] = spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim))
     policy = VLAPolicy.from_pretrained(ref, device=device, **kwargs)
     policy.set_training_mode(False)

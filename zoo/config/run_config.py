@@ -263,12 +263,7 @@ class RunConfig:
     @property
     def observation_layout(self) -> ObservationLayout:
         """The shape of one observation."""
-        benchmark, options = self.benchmark, self.env_options
-        return ObservationLayout(
-            cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
-            image_size=options.get("image_size") or benchmark.default_image_size,
-            state_dim=benchmark.state_dim if options.get("state", True) else 0,
-        )
+        return observation_layout(self.benchmark, self.env_options)
 
     @property
     def chunk(self) -> int:
@@ -367,6 +362,15 @@ def env_options(values: Options, *, without: Collection[str] = ()) -> Settings:
     """Return the keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
     names = [name for name in ENV_OPTIONS if name not in ("env_kwargs", *without)]
     return {name: values[name] for name in names if name in values} | values.get("env_kwargs", {})
+
+
+def observation_layout(benchmark: Benchmark, options: Options) -> ObservationLayout:
+    """Return the shape of one observation of an environment with these `env_options`."""
+    return ObservationLayout(
+        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
+        image_size=options.get("image_size") or benchmark.default_image_size,
+        state_dim=benchmark.state_dim if options.get("state", True) else 0,
+    )
 
 
 def benchmark_options(options: Mapping[str, object]) -> Settings:

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -46,7 +45,7 @@ def set_up_roles(
     # All ranks make both groups, members or not.
     rollouts, actors = (process_group.subgroup(ranks) for ranks in (placement.rollout, placement.actor))
     sync = _weights_group(plan, process_group, device)
-    servers = open_env_servers(placement, process_group)
+    servers = EnvServers(placement, process_group)
     # After this rank's own environments are closed, and not where an error ends it.
     cleanup.push(lambda kind, *_: servers.join() if kind is None else None)
     servers.start(lambda: _served_envs(plan))
@@ -57,7 +56,7 @@ def set_up_roles(
 
     def remote_pool(benchmark: Benchmark, env_config: EnvConfig) -> Pool:
         memory = sub_env_setup(benchmark, env_config).memory
-        return RemotePool(memory, servers.connect(placement, number), num_stages=env_config.pipeline_stages)
+        return RemotePool(memory, servers.connect(number), num_stages=env_config.pipeline_stages)
 
     learner = model = None
     if actors is not None:
@@ -123,39 +122,39 @@ def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.dev
 # Simulators served to rollout ranks -----------------------------------------------------------------
 
 
-@dataclass
 class EnvServers:
     """The servers of this rank, none where it has no simulators to serve, and the addresses of all."""
 
-    addresses: list[list[tuple[str, int]]]
-    """By rank of the run: host and port of each of its servers."""
-    key: bytes
-    """Secret shared by both ends of a connection."""
-    listeners: list[Listener] = field(default_factory=list)
-    failures: list[Exception] = field(default_factory=list)
-    """Errors that ended servers of this rank."""
-    _threads: list[threading.Thread] = field(default_factory=list)
+    def __init__(self, placement: Placement, process_group: ProcessGroup) -> None:
+        """Open this rank's servers and exchange all addresses. Every rank of the run must call it."""
+        self._placement = placement
+        self._key = str(process_group.broadcast_object(secrets.token_hex(32))).encode()
+        self._listeners: list[Listener] = []
+        if placement.remote_envs and process_group.rank in placement.env:
+            host = local_address()
+            self._listeners = [Listener((host, 0), authkey=self._key) for _ in range(placement.clients)]
+        self._addresses = process_group.all_gather_object([list(listener.address) for listener in self._listeners])
+        self._threads: list[threading.Thread] = []
+        self._failures: list[Exception] = []
 
     def start(self, make: Callable[[], VLAVectorEnv]) -> None:
         """Start a server, with simulators of its own, behind each listener."""
-        for listener in self.listeners:
+        for listener in self._listeners:
             thread = threading.Thread(target=self._run, args=(listener, make()), daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def connect(self, placement: Placement, rank: int) -> list[Connection]:
+    def connect(self, rank: int) -> list[Connection]:
         """Return the connections of a rollout rank to its servers."""
-        return [
-            Client((str(host), int(port)), authkey=self.key)
-            for host, port in (self.addresses[server][number] for server, number in placement.servers_of(rank))
-        ]
+        addresses = (self._addresses[server][number] for server, number in self._placement.servers_of(rank))
+        return [Client((str(host), int(port)), authkey=self._key) for host, port in addresses]
 
     def join(self) -> None:
         """Wait until every client has closed its connection; raises the error that ended a server."""
         for thread in self._threads:
             thread.join()
-        if self.failures:
-            raise self.failures[0]
+        if self._failures:
+            raise self._failures[0]
 
     def _run(self, listener: Listener, envs: VLAVectorEnv) -> None:
         try:
@@ -163,18 +162,7 @@ class EnvServers:
                 connection = listener.accept()
             serve(connection, envs.pool)
         except Exception as error:  # noqa: BLE001  raised by `join`
-            self.failures.append(error)
-
-
-def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvServers:
-    """Open this rank's servers and exchange all addresses. Every rank of the run must call it."""
-    key = str(process_group.broadcast_object(secrets.token_hex(32))).encode()
-    listeners = []
-    if placement.remote_envs and process_group.rank in placement.env:
-        host = local_address()
-        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients)]
-    addresses = process_group.all_gather_object([list(listener.address) for listener in listeners])
-    return EnvServers(addresses=addresses, key=key, listeners=listeners)
+            self._failures.append(error)
 
 
 def local_address() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Listener
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.distributed.placement import parse_placement
+from zoo.distributed.process_group import ProcessGroup
 from zoo.training import roles
 from zoo.training.roles import EnvServers
 
@@ -28,13 +27,12 @@ def served() -> VLAVectorEnv:
 
 @pytest.fixture
 def servers() -> EnvServers:
-    listener = Listener(("127.0.0.1", 0), authkey=b"key")
-    return EnvServers(addresses=[[listener.address], [], []], key=b"key", listeners=[listener])  # type: ignore[list-item]
+    return EnvServers(PLACEMENT, ProcessGroup())
 
 
 def remote(servers: EnvServers) -> VLAVectorEnv:
     def pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-        return RemotePool(sub_env_setup(benchmark, config).memory, servers.connect(PLACEMENT, 1))
+        return RemotePool(sub_env_setup(benchmark, config).memory, servers.connect(1))
 
     return make_vec("Toy-Reach", 4, chunk=2, seed=3, pool=pool)
 
