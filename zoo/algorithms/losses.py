@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from vla_policies.actions.noise import Noise
 from zoo.config.algorithm_configs import CreditLevel, LogprobLevel, ValueClip
 from zoo.distributed.learner import Scorer
 from zoo.rollout.buffer import Minibatch, step_values, to_level
-
-if TYPE_CHECKING:  # only runs beside demonstrations load them
-    from zoo.imitation.frames import Frames
 
 
 def clipped_surrogate(
@@ -240,23 +236,22 @@ class PolicyScorer(Scorer):
         self.value_level = value_level
         self.entropy_level = entropy_level or level
 
-    def forward(
-        self, batch: Minibatch | Frames, loss: PPOLoss | Noise | None
-    ) -> tuple[Tensor, LossTerms, Scores] | Tensor:
+    def forward(self, batch: object, loss: PPOLoss | Noise | None) -> tuple[Tensor, LossTerms, Scores] | Tensor:
         """Return the loss with its gradient, its terms and the scores without.
 
-        Without `loss`, return the log-probability of every token, `[B, K, A]`; of frames, with the noise that they draw
-        from, their imitation loss.
+        `batch` is a `Minibatch`. Without `loss`, return the log-probability of every token, `[B, K, A]`. Of `Frames`,
+        with the noise that they draw from, return their imitation loss.
         """
-        if not isinstance(batch, Minibatch):
+        if isinstance(loss, Noise):  # only runs beside demonstrations load them
+            from zoo.imitation.frames import Frames
             from zoo.imitation.loss import imitation_loss
 
-            assert isinstance(loss, Noise)
+            assert isinstance(batch, Frames)
             return imitation_loss(self.policy, batch, loss)
+        assert isinstance(batch, Minibatch)
         if loss is None:
             logprob_BKA: Tensor = self.policy.evaluate(batch.obs, batch.choice).logprob_BKA
             return logprob_BKA
-        assert isinstance(loss, PPOLoss)
         scores = self.score(batch)
         terms = loss(scores, batch)
         return terms.loss, replace(terms, loss=terms.loss.detach()), scores.detached()

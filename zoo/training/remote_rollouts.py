@@ -28,7 +28,7 @@ _BY_COLUMN = ("last_value_N", "lost_N", "solved_N")
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a rank needs to exchange rollouts and weights with others; of JSON and tensors, see `Channel`."""
+    """The means by which a rank exchanges rollouts and weights with others."""
 
     placement: Placement
     rank: int

@@ -71,7 +71,7 @@ class RunPlan:
     num_workers: int
     """Worker processes that a rank which collects starts on its machine; 0 = none."""
     policy: PolicyRef | None = None
-    """What the run starts from, for its memory; None where it goes on, or the configuration says all."""
+    """The policy that the run starts from, for its memory; None where it goes on, or the configuration says all."""
 
     @classmethod
     def resolve(cls, config: RunConfig, num_ranks: int | None = None, policy: PolicyRef | None = None) -> RunPlan:

@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
-from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from vla_policies import VLAPolicy
+from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
 from zoo.files import quoted, write_text
@@ -27,10 +28,23 @@ from zoo.training.callbacks import BestPolicy, CheckpointCallback, EvaluationCal
 from zoo.training.evaluation import Evaluator, sampling_by
 from zoo.training.run_plan import TrainJob
 
-if TYPE_CHECKING:  # runs of zoo.sft alone load it
-    from zoo.training.sft import SFT
-
 _logger = logging.getLogger(__name__)
+
+
+class Trainable(Protocol):
+    """The part of an algorithm that a `Trainer` uses: Stable-Baselines3's `learn`, and what a checkpoint needs."""
+
+    policy: VLAPolicy
+    process_group: ProcessGroup
+    num_timesteps: int
+    train_state: Any
+    """The last update boundary, with its `num_timesteps`; None within an update."""
+
+    def set_logger(self, logger: Logger) -> None:
+        """Log there."""
+
+    def learn(self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True) -> object:
+        """Train for so many steps more."""
 
 
 class Trainer:
@@ -42,12 +56,12 @@ class Trainer:
     """Whether of two equal evaluations the later one's policy is kept."""
     keeps_best: ClassVar[bool] = False
     """Whether a resumed run keeps a policy in `best/` that is newer than its checkpoint."""
-    model: VLAOnPolicyAlgorithm | SFT
+    model: Trainable
 
     def __init__(
         self,
         job: TrainJob,
-        model: VLAOnPolicyAlgorithm | SFT,
+        model: Trainable,
         envs: VLAVectorEnv,
         run: RunFolder,
         checkpoints: CheckpointCallback,
