@@ -7,7 +7,7 @@ The first actor rank requests rollouts and sends the weights to collect them; ea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class RolloutWorker:
         for actor in exchange.placement.actor:
             if actor != exchange.rank and exchange.shared(exchange.rank, actor):
                 shard, tensors = self.shard(actor)
-                exchange.channel.send(actor, asdict(shard), tensors)
+                exchange.channel.send(actor, vars(shard), tensors)
 
     def shard(self, actor: int) -> tuple[Shard, dict[str, Tensor]]:
         """Return what an actor rank gets of the rollout."""
@@ -194,7 +194,7 @@ class RemoteRollouts:
                     channel.receive(rank)
         if exchange.weights is not None:
             for rank in exchange.placement.weights_to:
-                channel.send(rank, asdict(RolloutRequest([])))
+                channel.send(rank, vars(RolloutRequest([])))
             exchange.weights.wait()
         channel.wait()
 
@@ -209,7 +209,7 @@ class RemoteRollouts:
         probability_P = None if sampler is None else sampler.probabilities().tolist()
         sent = 0
         if exchange.weights is not None:
-            request = asdict(RolloutRequest(list(rollouts), version, probability_P))
+            request = vars(RolloutRequest(list(rollouts), version, probability_P))
             for rank in exchange.placement.weights_to:
                 exchange.channel.send(rank, request)
             sent = exchange.weights.send()
