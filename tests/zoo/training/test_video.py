@@ -63,7 +63,7 @@ def test_groups_are_recorded_round_by_round(written: dict[str, VideoGrid]) -> No
     (grid,) = written.values()
     assert len(grid) == VIDEO_EPISODES
     # The first four are one group: they begin in one picture.
-    first = [grid.tiles[tile].frames[0] for tile in range(4)]
+    first = [grid.tiles[tile].frames[0][0] for tile in range(4)]
     assert all((picture == first[0]).all() for picture in first)
 
 
