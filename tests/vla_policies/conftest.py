@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,4 +86,25 @@ def obs() -> dict[str, torch.Tensor]:
         "image": torch.from_numpy(rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)),
         "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
         "instruction": torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in SENTENCES])),
+    }
+
+
+def tiny_policy(family: str, options: Mapping[str, Any] | None = None, **settings: Any) -> VLAPolicy:
+    """A policy of a family's smallest size, the same at each call."""
+    torch.manual_seed(0)
+    chunk = 1 if family == "openvla" else 2
+    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=chunk, action_dim=4)
+    spaces = conventions.observation_space(), conventions.action_space()
+    kwargs = {"size": "tiny", **(options or {})}
+    return VLAPolicy(*spaces, lambda _: 1e-2, backbone=family, backbone_kwargs=kwargs, **settings)
+
+
+def two_observations() -> dict[str, torch.Tensor]:
+    """Observations of `tiny_policy`, with sentences of different lengths."""
+    generator = torch.Generator().manual_seed(0)
+    sentences = [torch.from_numpy(encode_instruction(sentence)) for sentence in ("reach the block", "open")]
+    return {
+        "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
+        "state": torch.rand(2, 3, generator=generator),
+        "instruction": torch.stack(sentences),
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from vla_policies import Conventions, VLAPolicy
+from tests.vla_policies.conftest import tiny_policy
+from vla_policies import VLAPolicy
 from vla_policies.devices import built_for, constant, download, for_gpu, upload
 
 CPU = torch.device("cpu")
@@ -24,20 +23,6 @@ def test_a_constant_is_made_once() -> None:
     assert first.tolist() == [[1, 2], [3, 4]]
     assert first.dtype == torch.float64
     assert constant(((1.0, 2.0), (3.0, 4.0)), torch.float64, CPU) is first
-
-
-CHUNKS = {"openvla": 1, "pi0": 2, "pi05": 2, "smolvla": 2}
-
-
-def build(family: str, **options: Any) -> VLAPolicy:
-    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=CHUNKS[family], action_dim=4)
-    return VLAPolicy(
-        conventions.observation_space(),
-        conventions.action_space(),
-        lambda _: 1e-2,
-        backbone=family,
-        backbone_kwargs={"size": "tiny", **options},
-    )
 
 
 def vlm_dtypes(policy: VLAPolicy) -> set[torch.dtype]:
@@ -60,11 +45,11 @@ def test_inside_is_what_was_said_and_outside_what_torch_sees(monkeypatch: pytest
 @pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
 def test_a_frozen_vlm_is_half_precision_on_a_gpu_alone(family: str) -> None:
     with built_for("cuda"):
-        on_gpu = build(family, train_expert_only=True)
-        asked = build(family, train_expert_only=True, vlm_dtype="float32")
-        trained = build(family, train_expert_only=False)
+        on_gpu = tiny_policy(family, {"train_expert_only": True})
+        asked = tiny_policy(family, {"train_expert_only": True, "vlm_dtype": "float32"})
+        trained = tiny_policy(family, {"train_expert_only": False})
     with built_for("cpu"):
-        on_cpu = build(family, train_expert_only=True)
+        on_cpu = tiny_policy(family, {"train_expert_only": True})
     assert vlm_dtypes(on_gpu) == {torch.bfloat16}
     assert vlm_dtypes(on_cpu) == vlm_dtypes(asked) == {torch.float32}
     assert {x.dtype for x in trained.parameters()} == {torch.float32}

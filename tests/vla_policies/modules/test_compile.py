@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from vla_gym.observation import encode_instruction
-from vla_policies import Conventions, VLAPolicy
+from tests.vla_policies.conftest import tiny_policy, two_observations
+from vla_policies import VLAPolicy
 from vla_policies.modules.training import compile_blocks
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes]
@@ -21,36 +20,16 @@ FAMILIES = [
     pytest.param("nano", {}, id="nano"),
     pytest.param("nano-flow", {}, id="nano-flow", marks=THOROUGH),
     pytest.param("openvla", LORA, id="openvla", marks=THOROUGH),
-    pytest.param("openvla-oft", LORA, id="openvla-oft"),
+    pytest.param("openvla-oft", LORA, id="openvla-oft", marks=THOROUGH),
     pytest.param("pi0", {}, id="pi0"),
     pytest.param("pi05", {}, id="pi05", marks=THOROUGH),
     pytest.param("smolvla", {}, id="smolvla", marks=THOROUGH),
 ]
 
 
-def build(family: str, options: dict[str, Any], **settings: Any) -> VLAPolicy:
-    torch.manual_seed(0)
-    chunk = 1 if family == "openvla" else 2
-    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=chunk, action_dim=4)
-    spaces = conventions.observation_space(), conventions.action_space()
-    kwargs = {"size": "tiny", **options}
-    return VLAPolicy(*spaces, lambda _: 1e-3, backbone=family, backbone_kwargs=kwargs, **settings)
-
-
-def observations() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
-        "state": torch.rand(2, 3, generator=generator),
-        "instruction": torch.stack(
-            [torch.from_numpy(encode_instruction(sentence)) for sentence in ("reach the block", "open")]
-        ),
-    }
-
-
 def check_equal(plain: VLAPolicy, compiled: VLAPolicy) -> None:
     """Decisions, scores and gradients agree."""
-    obs, samples = observations(), []
+    obs, samples = two_observations(), []
     for policy in (plain, compiled):
         torch.manual_seed(1)
         samples.append(policy.act(obs))
@@ -67,7 +46,7 @@ def check_equal(plain: VLAPolicy, compiled: VLAPolicy) -> None:
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
 def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dict[str, Any]) -> None:
-    plain, compiled = build(family, options), build(family, options)
+    plain, compiled = tiny_policy(family, options), tiny_policy(family, options)
     assert compile_blocks(compiled.backbone, backend="eager") >= 2
     torch._dynamo.utils.counters.clear()
     check_equal(plain, compiled)
@@ -79,4 +58,4 @@ def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dic
 @pytest.mark.thorough
 @pytest.mark.parametrize(("family", "options"), [("openvla-oft", LORA), ("smolvla", {})])
 def test_the_compiler_gives_the_same_numbers(family: str, options: dict[str, Any]) -> None:
-    check_equal(build(family, options), build(family, options, compile=True))
+    check_equal(tiny_policy(family, options), tiny_policy(family, options, compile=True))

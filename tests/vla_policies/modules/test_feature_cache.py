@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.vla_policies.conftest import tiny_policy, two_observations
 from vla_gym.errors import BadValue
-from vla_gym.observation import encode_instruction
-from vla_policies import Conventions, VLAPolicy
 from vla_policies.modules.feature_cache import FeatureCache, check_gib
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 
-SENTENCES = ("reach the red block", "open")
-FAMILIES = pytest.mark.parametrize("family", ["openvla", "openvla-oft", "pi0", "pi05"])
+FAMILIES = pytest.mark.parametrize(
+    "family", ["openvla-oft", "pi0", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("openvla", "pi05"))]
+)
 
 
 def counted(cache: FeatureCache, keys: list[bytes]) -> list[int]:
@@ -57,37 +57,16 @@ def test_a_row_does_not_keep_its_batch_alive() -> None:
     assert kept.untyped_storage().nbytes() == 4
 
 
-def build(family: str, **options: Any) -> VLAPolicy:
-    torch.manual_seed(0)
-    chunk = 1 if family == "openvla" else 2
-    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=chunk, action_dim=4)
-    return VLAPolicy(
-        conventions.observation_space(),
-        conventions.action_space(),
-        lambda _: 1e-2,
-        backbone=family,
-        backbone_kwargs={"size": "tiny", **options},
-    )
-
-
 def frozen(family: str) -> dict[str, Any]:
     """The options that leave the eyes of a family frozen."""
     return {"lora": {"rank": 2, "targets": LANGUAGE_TARGETS}} if family.startswith("openvla") else {}
 
 
-def observations() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
-        "state": torch.rand(2, 3, generator=generator),
-        "instruction": torch.stack([torch.from_numpy(encode_instruction(sentence)) for sentence in SENTENCES]),
-    }
-
-
 @FAMILIES
 def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
-    plain, keeping = build(family, **frozen(family)), build(family, **frozen(family), cache_features=0.01)
-    obs = observations()
+    plain = tiny_policy(family, frozen(family))
+    keeping = tiny_policy(family, {**frozen(family), "cache_features": 0.01})
+    obs = two_observations()
     for _ in range(2):  # the second time from what was kept
         samples = []
         for policy in (plain, keeping):
@@ -108,9 +87,9 @@ def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
 
 def test_trained_image_encoders_are_refused() -> None:
     with pytest.raises(BadValue, match="cache_features is for frozen image towers, and these are trained"):
-        build("openvla-oft", cache_features=1.0).act(observations())
+        tiny_policy("openvla-oft", {"cache_features": 1.0}).act(two_observations())
     with pytest.raises(BadValue, match="cache_features"):
-        build("pi0", cache_features=1.0, train_expert_only=False)
+        tiny_policy("pi0", {"cache_features": 1.0, "train_expert_only": False})
 
 
 @pytest.mark.parametrize("gib", [-1.0, float("nan"), float("inf")])
