@@ -8,7 +8,7 @@ weights that made it has a probability ratio of exactly 1.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -57,20 +57,13 @@ def token_log_probs(logits_BKAV: Tensor, sampling: Sampling) -> Tensor:
 class ChunkDistribution(Distribution, ABC):
     """Base of distributions over action chunks: SB3's methods that follow from the others."""
 
-    @abstractmethod
-    def proba_distribution(self, *args: Any) -> Self:
-        """Set the distribution's parameters; returns self."""
-
     def proba_distribution_net(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """SB3's hook for building a head; here the head belongs to the backbone."""
         raise NotImplementedError("the action head is part of the backbone")
 
     def actions_from_params(self, *args: Any, deterministic: bool = False) -> Tensor:
-        """Env actions for new parameters."""
         return self.proba_distribution(*args).get_actions(deterministic=deterministic)
 
     def log_prob_from_params(self, *args: Any) -> tuple[Tensor, Tensor]:
-        """Env actions for new parameters, and their log-probability `[B]`."""
         actions = self.actions_from_params(*args)
         return actions, self.log_prob(actions)
 

@@ -57,15 +57,9 @@ def load_weights(folder: Path, module: nn.Module) -> None:
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of the folder on the meta device, which has no memory: only the files' headers are read."""
-    found: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        found |= read_once(path, _read_header)
-    return found
-
-
-def _read_header(path: Path) -> dict[str, Tensor]:
     with torch.device("meta"):
-        return read_safetensors(path)
+        headers = [read_once(path, read_safetensors) for path in weight_files(folder)]
+    return {name: tensor for header in headers for name, tensor in header.items()}
 
 
 def read_safetensors(

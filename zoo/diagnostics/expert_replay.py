@@ -5,13 +5,13 @@ A failure means that the environment does not take actions as declared: no polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vla_gym import find_benchmark, make_vec
 from vla_gym.adapters.metaworld.tasks import MT10
 from vla_gym.specs import Task
+from zoo.config.settings import Options
 from zoo.demonstrations.recorder import demonstrate
 from zoo.evaluation.evaluator import choose_start_states
 from zoo.evaluation.statistics import Rate, together
@@ -97,7 +97,7 @@ class ReplayResult:
 def replay(
     env_id: str,
     episodes: int | None,
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
     *,
     on_episodes: Callable[[int], None] = lambda done: None,
 ) -> ReplayResult:

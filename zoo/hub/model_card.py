@@ -6,13 +6,13 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
 from vla_gym import __version__
 from vla_policies.registry import FAMILIES
 from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.settings import Options, Settings
 from zoo.evaluation.results import with_split
 from zoo.runs.folder import longer
 
@@ -35,9 +35,9 @@ class CardFacts:
     adapter: bool
     """Whether it is a LoRA adapter alone."""
     family: str
-    evaluation: Mapping[str, Any] | None
+    evaluation: Options | None
     """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
-    protocol: Mapping[str, Any]
+    protocol: Options
     saved_step: int | None
     """Simulator steps of the checkpoint in the repository, from which training goes on; None without one."""
 
@@ -54,7 +54,7 @@ def front_matter(facts: CardFacts) -> str:
 
     config, evaluation, results = facts.config, facts.evaluation, None
     env = _line(config.env)
-    more: dict[str, Any] = {}
+    more: Settings = {}
     if facts.base is not None:
         more["base_model_relation"] = "adapter" if facts.adapter else "finetune"
     if evaluation is not None:
@@ -120,7 +120,7 @@ def _results(facts: CardFacts) -> str:
     if facts.evaluation is None:
         return "## Results\n\nThese weights have not been evaluated."
     record = facts.evaluation
-    tasks: Sequence[Mapping[str, Any]] = record.get("tasks", ())
+    tasks: Sequence[Options] = record.get("tasks", ())
     suites = [rate for rate in record.get("suites", ()) if len(record["suites"]) > 1]
     lines = ["## Results", "", "| | success | 95 % interval (Wilson) | solved |", "|---|---|---|---|"]
     lines += [
