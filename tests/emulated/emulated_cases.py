@@ -210,7 +210,7 @@ class Learnt:
 
 ONCE = (
     *("vla_policies/policy.py", "rollout/collector.py", "update_metrics.py", "process_group.py"),
-    *("modules/lora.py", "rollout/buffer.py"),
+    *("modules/lora.py", "rollout/minibatches.py"),
 )
 """Where the host waits for decisions, for the values at a rollout's end, for an update's metrics at its end, and for a
 reference policy: whether adapters begin as no change, and its scores before the update."""
