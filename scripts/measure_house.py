@@ -32,10 +32,10 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (28_642, 25_500),
-    "lines": (46_201, 41_000),
+    "statements": (28_732, 25_500),
+    "lines": (46_376, 41_000),
     "modules": (271, 270),
-    "statements of vla_gym": (7_418, 6_700),
+    "statements of vla_gym": (7_508, 6_700),
     "statements of vla_policies": (7_032, 6_500),
     "statements of zoo": (14_192, 12_300),
     "calls from main to learn": (4, 4),
@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (15, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (36_992, 34_000),
+    "lines of tests": (37_038, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),

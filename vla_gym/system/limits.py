@@ -20,6 +20,22 @@ def main_memory() -> int:
     return min([machine, *(int(text) for text in texts if text.isdigit())])
 
 
+WORKER_GB = "VLA_ZOO_WORKER_GB"
+"""Environment variable: memory of a worker, in GB, from which scenes that no slot plays are dropped."""
+
+
+def worker_memory(num_workers: int = 1) -> float:
+    """Return bytes that a worker may take before it drops scenes: by default workers share half of the main memory."""
+    share = main_memory() / 2 / num_workers / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return float(os.environ.get(WORKER_GB, share / 1e9)) * 1e9
+
+
+def resident_memory() -> int:
+    """Return bytes of main memory that this process holds; 0 where the system does not tell."""
+    fields = _text(Path("/proc/self/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
+
+
 def num_cores() -> int:
     """Return the CPU cores of this process: an even share for each that a launcher started on this machine.
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.specs import Benchmark
 from vla_gym.system.child import exit_words, python_path
-from vla_gym.system.limits import num_cores
+from vla_gym.system.limits import WORKER_GB, num_cores, worker_memory
 from vla_gym.system.paths import anonymous_file, library_caches
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
@@ -331,6 +331,7 @@ def worker_environment(
     share = str(max(1, num_cores() // num_workers))
     return {
         **HUGE_PAGES,
+        WORKER_GB: f"{worker_memory(num_workers) / 1e9:.2f}",
         **dict.fromkeys(RENDER_THREADS, share),
         **environ,
         **dict.fromkeys(BLAS_THREADS, "1"),

@@ -40,13 +40,14 @@ ALLOWANCE_BYTES = 2 * GIB
 DRAWING_BYTES = GIB // 4
 """One process that renders on the GPU (EGL context, its buffers, textures): an allowance, not a count."""
 WORKER_BYTES: Mapping[str, tuple[float, float, float]] = {
-    "libero": (2.2e9, 0.4e9, 0.01e9),
-    "metaworld": (0.55e9, 0.12e9, 0.04e9),
+    "libero": (1.2e9, 0.07e9, 0.01e9),
+    "metaworld": (0.55e9, 0.04e9, 0.04e9),
     "maniskill": (0.9e9, 0.01e9, 0.01e9),
 }
-"""Extra -> resident bytes of a worker's first slot, of each further model, of each further slot of the same model:
-bounds from measurements, see docs/libero.md. A worker of eight slots held 1.12 GB for MetaWorld-MT10 and 0.91 GB for
-ManiSkill/PickCube, one of 32 slots 1.42 GB for MetaWorld/reach."""
+"""Extra -> resident bytes of a worker's first slot, of each further model that it has played, of each further slot:
+bounds from measurements, see docs/libero.md. A worker keeps the models of all tasks. One of sixteen slots held, after
+eight resets, 2.5 GB for LIBERO-130 and 2.1 GB for MetaWorld-MT50; one of 32 slots 1.42 GB for MetaWorld/reach, one of
+eight 0.91 GB for ManiSkill/PickCube."""
 GPU_MEMORY: Mapping[str, float] = {
     "rtx3090": 24.0,
     "rtx4090": 24.0,
@@ -142,8 +143,8 @@ def simulator_needs(benchmark: Benchmark, num_envs: int, num_workers: int, what:
     size = 0.0
     for number in range(workers):
         slots = (number + 1) * num_envs // workers - number * num_envs // workers
-        models = min(slots, len(benchmark.tasks), benchmark.num_models or slots)
-        size += first + (models - 1) * per_model + (slots - models) * per_slot
+        models = benchmark.num_models or len(benchmark.tasks)
+        size += first + (models - 1) * per_model + (slots - 1) * per_slot
     return [Need("host", f"{num_envs} {what} in {workers} workers", int(size))]
 
 

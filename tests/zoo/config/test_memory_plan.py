@@ -81,9 +81,9 @@ def test_grpo_that_resamples_holds_one_round_more():
 def test_simulators_are_counted_by_worker():
     config = toy_config(env="LIBERO-Object", num_envs=8, env_options={"chunk": 8})
     plan = solve(config)
-    # Two workers of 2.2 GB with a slot, and six further slots of 0.4 GB: Object's tasks share no model.
+    # Two workers of 1.2 GB with a slot, nine further models of 0.07 GB (Object's tasks share none), six further slots.
     (need,) = simulator_needs(config.benchmark, plan.envs_per_rank, 2)
-    assert need == Need("host", "8 simulators in 2 workers", round(2 * 2.2e9 + 6 * 0.4e9))
+    assert need == Need("host", "8 simulators in 2 workers", round(2 * (1.2e9 + 9 * 0.07e9) + 6 * 0.01e9))
     assert simulator_needs(TOY.benchmark, TOY.num_envs, 0) == []
 
 
@@ -114,10 +114,10 @@ def test_evaluations_have_simulators_of_their_own(episodes: int, rounds: int, ra
 @pytest.mark.parametrize(
     ("env", "held"),
     [
-        ("LIBERO-Object", 2.2e9 + 9 * 0.4e9 + 30 * 0.01e9),  # ten tasks, each with its model
-        ("LIBERO-Spatial", 2.2e9 + 3 * 0.4e9 + 36 * 0.01e9),  # ten tasks of four models
-        ("LIBERO-130", 2.2e9 + 34 * 0.4e9 + 5 * 0.01e9),  # 130 tasks of 35 models
-        ("LIBERO-Goal-PRO-swap", 2.2e9 + 9 * 0.4e9 + 30 * 0.01e9),  # models not counted: one for each task
+        ("LIBERO-Object", 1.2e9 + 9 * 0.07e9 + 39 * 0.01e9),  # ten tasks, each with its model
+        ("LIBERO-Spatial", 1.2e9 + 3 * 0.07e9 + 39 * 0.01e9),  # ten tasks of four models
+        ("LIBERO-130", 1.2e9 + 34 * 0.07e9 + 39 * 0.01e9),  # 130 tasks of 35 models
+        ("LIBERO-Goal-PRO-swap", 1.2e9 + 9 * 0.07e9 + 39 * 0.01e9),  # models not counted: one for each task
     ],
 )
 def test_slots_that_play_the_same_model_share_it(env: str, held: float) -> None:

@@ -62,7 +62,7 @@ class StoredModel:
         Raises:
             FileNotFoundError: if a file is gone or damaged.
         """
-        return model_store.load_unpainted(self.folder, _blobs(self.folder))
+        return model_store.load(self.folder, _blobs(self.folder), painted=False)
 
 
 @dataclass(frozen=True, kw_only=True)

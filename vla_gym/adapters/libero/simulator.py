@@ -23,9 +23,8 @@ from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
 from vla_gym.adapters.libero.osc import SUBSTEPS, ControllerState, OscPose
 from vla_gym.adapters.libero.placements import draw_start, start_generator
 from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
-from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_textures
+from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_drawn
 from vla_gym.adapters.mujoco.model_store import TaskCache, log_warnings
-from vla_gym.adapters.mujoco.simple_meshes import simple_meshes
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Physics, RenderQuality, StartState, Task
@@ -96,7 +95,7 @@ class LiberoSimulator:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
         begin = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
-        self._restore(of_start(self._loaded.snapshots, begin, lambda: self._settle(begin)))
+        self._restore(kept(self._loaded.snapshots, begin, lambda: self._settle(begin), NUM_STARTS))
         self._advance(self._settle_action)
         self._untouched: Start | None = begin
         return self._state_hash()
@@ -111,7 +110,8 @@ class LiberoSimulator:
     def observe(self) -> dict[str, np.ndarray]:
         """Draw the view of the last observable sample, rotated 180 degrees as every VLA expects."""
         # A start state looks the same every time.
-        images = of_start(self._loaded.first_images, self._untouched, self._draw) if self._untouched else self._draw()
+        first = self._loaded, self._untouched
+        images = kept(FIRST_IMAGES, first, self._draw, NUM_IMAGES) if self._untouched else self._draw()
         observation = {
             camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in zip(self._cameras, images, strict=True)
         }
@@ -215,10 +215,11 @@ class LiberoSimulator:
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 HIDDEN_GROUPS = (0,)
 """Geom groups robosuite hides from images: collision shapes."""
-NUM_SPARE_TASKS = 1
-"""Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB for a model with its GL resources)."""
 NUM_STARTS = TRIALS
-"""Start states of a task that are kept, settled and with their first images (0.2 MB each at 256 px)."""
+"""Start states of a task that are kept, settled."""
+NUM_IMAGES = 256
+"""Start states whose first images a process keeps (0.4 MB each for two cameras at 256 px)."""
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -247,14 +248,14 @@ class Snapshot:
     """Per lamp."""
 
 
-def of_start(values: OrderedDict[Start, Value], start: Start, make: Callable[[], Value]) -> Value:
-    """Return the value of `start`, made now where none is kept; those of the `NUM_STARTS` used last are."""
-    if start not in values:
-        values[start] = make()
-        if len(values) > NUM_STARTS:
+def kept(values: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], number: int) -> Value:
+    """Return the value of `key`, made now where it is not among the `number` used last."""
+    if key not in values:
+        values[key] = make()
+        if len(values) > number:
             values.popitem(last=False)
-    values.move_to_end(start)
-    return values[start]
+    values.move_to_end(key)
+    return values[key]
 
 
 class LoadedScene:
@@ -264,20 +265,17 @@ class LoadedScene:
         self.model, textures = stored.load()
         self.camera: Camera | None = None
         if cameras:
-            meshes = None
-            if quality == "fast":
-                meshes = simple_meshes(self.model, cache_dir() / "libero" / "simple", hidden_groups=HIDDEN_GROUPS)
             self.camera = Camera(
                 self.model,
                 [CAMERA_NAMES[camera] for camera in cameras],
                 image_size,
                 hidden_groups=HIDDEN_GROUPS,
                 textures=textures,
-                meshes=meshes,
+                simple=cache_dir() / "libero" / "simple" if quality == "fast" else None,
                 sift=True,
                 exact=quality == "full",
             )
-        forget_textures(self.model)
+        forget_drawn(self.model)
         self.lamps = [(lamp, float(self.model.site_rgba[lamp.site, 3])) for lamp in stored.lamps]
         """Each with its opacity when it does not glow."""
 
@@ -294,7 +292,6 @@ class LoadedTask:
     ) -> None:
         self._task = suite, name
         self.snapshots: OrderedDict[Start, Snapshot] = OrderedDict()
-        self.first_images: OrderedDict[Start, list[np.ndarray]] = OrderedDict()
 
         def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
             return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)
@@ -315,5 +312,6 @@ class LoadedTask:
         SCENES.release(*self._scene_key)
 
 
-SCENES: TaskCache[LoadedScene] = TaskCache(LoadedScene, num_spare=0)
-TASKS: TaskCache[LoadedTask] = TaskCache(LoadedTask, NUM_SPARE_TASKS)
+SCENES: TaskCache[LoadedScene] = TaskCache(LoadedScene)
+TASKS: TaskCache[LoadedTask] = TaskCache(LoadedTask)
+FIRST_IMAGES: OrderedDict[tuple[LoadedTask, Start | None], list[np.ndarray]] = OrderedDict()

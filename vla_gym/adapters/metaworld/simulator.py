@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -21,7 +22,7 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from vla_gym.adapters.metaworld.tasks import CAMERA, TaskReward
 from vla_gym.adapters.mujoco import model_store
-from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_textures
+from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_drawn
 from vla_gym.adapters.mujoco.model_store import TaskCache, log_warnings
 from vla_gym.simulator import SimStep
 from vla_gym.specs import RenderQuality, StartState, Task
@@ -57,6 +58,10 @@ class LeanEnv:
 
     lean_task: str
     """Name in `tasks.TASKS`."""
+    textures: dict[int, Path]
+    """Texture id -> file of its pixels."""
+    whole = True
+    """Whether the model still has what only GL needs."""
 
     def freeze(self, goal: np.ndarray) -> None:
         """Let every reset from now on begin with the start state of `goal`; `set_task` without its pickle."""
@@ -118,7 +123,7 @@ class LeanEnv:
         return True
 
     def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        model = compiled_model(self.lean_task, self.fullpath)
+        model, self.textures = compiled_model(self.lean_task, self.fullpath)
         return model, mujoco.MjData(model)
 
     @functools.cached_property
@@ -186,21 +191,18 @@ def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:
     return np.stack(vectors)
 
 
-def compiled_model(task: str, xml: str) -> mujoco.MjModel:
-    """Return the scene of `task`, compiled from upstream's `xml` once per machine (0.1 s, then 5 ms)."""
+def compiled_model(task: str, xml: str) -> tuple[mujoco.MjModel, dict[int, Path]]:
+    """Return the scene of `task` and the files of its textures, compiled from upstream's `xml` once per machine."""
     root = cache_dir() / "metaworld"
     folder = root / f"{version('metaworld')}-mujoco{version('mujoco')}" / task
     try:
         return model_store.load(folder, root / "pieces")
     except FileNotFoundError:  # also of what is damaged
         check_writable(root)
-        model = mujoco.MjModel.from_xml_path(xml)
-        model_store.save(model, folder, root / "pieces")
-        return model
+        model_store.save(mujoco.MjModel.from_xml_path(xml), folder, root / "pieces")
+        return model_store.load(folder, root / "pieces")
 
 
-NUM_SPARE_TASKS = 1
-"""Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
 NUMBA = find_spec("numba") is not None
 """Whether triangles that nobody sees can be left out of fast images, which stay the same bit for bit. Full ones have
 shadows, which also what is not seen may throw."""
@@ -226,7 +228,18 @@ class RendererPool:
     def render(self, env: LeanEnv) -> np.ndarray:
         """Return the image of upstream's `render()`, both axes reversed: u8 `[size, size, 3]`."""
         if self._camera is None:
-            self._camera = self._set_up(env.model)
+            full = self._quality == "full"
+            self._camera = Camera(
+                env.model,
+                (CAMERA,),
+                self._image_size,
+                textures=env.textures,
+                effects=full,
+                sift=not full and NUMBA,
+            )
+        if env.whole:
+            forget_drawn(env.model)
+            env.whole = False
         (bottom_up,) = self._camera.render(Poses.of(env.data))
         # Upstream turns OpenGL's bottom-up rows over; policies were trained on that image rotated 180 degrees.
         return np.ascontiguousarray(bottom_up[:, ::-1])
@@ -237,14 +250,8 @@ class RendererPool:
             self._camera.close()
             self._camera = None
 
-    def _set_up(self, model: mujoco.MjModel) -> Camera:
-        full = self._quality == "full"
-        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA)
-        forget_textures(model)
-        return camera
 
-
-POOLS: TaskCache[RendererPool] = TaskCache(RendererPool, NUM_SPARE_TASKS)
+POOLS: TaskCache[RendererPool] = TaskCache(RendererPool)
 START_VECTORS: dict[tuple[str, int, int], np.ndarray] = {}
 """(task, seed, number) -> its start states, drawn once per process."""
 

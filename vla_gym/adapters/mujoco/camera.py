@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,9 +23,17 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.mujoco.gl_meshes import PassLists, SiftedMeshes, draw_instead, in_software, siftable
+from vla_gym.adapters.mujoco.gl_meshes import (
+    PassLists,
+    SiftedMeshes,
+    delete_lists,
+    in_software,
+    share_lists,
+    shared_meshes,
+    siftable,
+)
 from vla_gym.adapters.mujoco.model_store import read_piece, texture_pixels
-from vla_gym.adapters.mujoco.simple_meshes import Corners
+from vla_gym.adapters.mujoco.simple_meshes import DRAWN, drawn_triangles, is_simplified
 from vla_gym.adapters.mujoco.visibility import Sight, mirrors
 
 MAX_GEOMS = 1000
@@ -40,6 +49,16 @@ CONTEXT_SIZE = 64
 def _gl_context() -> mujoco.GLContext:
     """Return the one context of this process: GL's numbers of textures and buffers are valid in their own only."""
     return mujoco.GLContext(CONTEXT_SIZE, CONTEXT_SIZE)
+
+
+SHADOW_MAP = ("shadowFBO", "shadowTex", "shadowSize")
+
+
+@functools.cache
+def _shadow_map(size: int) -> mujoco.MjrContext:
+    """Return resources whose `SHADOW_MAP` all scenes draw shadows with; each drawing begins it anew."""
+    model = mujoco.MjModel.from_xml_string(f'<mujoco><visual><quality shadowsize="{size}"/></visual></mujoco>')
+    return mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
 
 
 class Poses(NamedTuple):
@@ -76,7 +95,7 @@ class Camera:
         textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
             process share them.
         effects: whether shadows and reflections are drawn.
-        meshes: mesh id -> triangles drawn in its place.
+        simple: folder of simplified meshes, which are drawn in place of large ones; None for all triangles.
         sift: whether large meshes are drawn with those triangles alone that may cover a sample, where the processor
             draws. Needs Numba.
         exact: whether sifting must not change a bit; otherwise a pixel may differ in some hundred images.
@@ -91,34 +110,47 @@ class Camera:
         hidden_groups: Sequence[int] = (),
         textures: Mapping[int, Path] | None = None,
         effects: bool = True,
-        meshes: Mapping[int, Corners] | None = None,
+        simple: Path | None = None,
         sift: bool = False,
         exact: bool = True,
     ) -> None:
         _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
-        if not effects:
-            model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
+        shadow_size = model.vis.quality.shadowsize
+        shadows = _shadow_map(shadow_size if effects else 0)
+        model.vis.quality.shadowsize = 0  # no shadow map of its own: 64 MB less
         self._model = model
-        with _without(model, list(meshes or {})):  # their triangles are not uploaded
+        corners = functools.partial(drawn_triangles, model, simple=simple)
+        self._meshes = shared_meshes(model, hidden_groups, simple)
+        own = {
+            mesh
+            for mesh, shared in self._meshes.items()
+            if not (shared.display_list or is_simplified(model, mesh, simple))
+        }
+        with _without(model, sorted(set(range(model.nmesh)) - own)):
             self._resources, self._shared = TEXTURES.upload(model, textures or {})
-        for mesh, corners in (meshes or {}).items():
-            draw_instead(self._resources, mesh, corners)
+        model.vis.quality.shadowsize = shadow_size
+        for name in SHADOW_MAP:
+            setattr(self._resources, name, getattr(shadows, name))
+        self._own_lists = share_lists(self._resources, self._meshes, corners, own)
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._size = size
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
         for group in (HIDDEN_GROUP, *hidden_groups):
             self._option.geomgroup[group] = 0
         self._data = mujoco.MjData(model)
-        mujoco.mj_forward(model, self._data)
+        for place in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight, mujoco.mj_flex, mujoco.mj_tendon):
+            place(model, self._data)
         self._views = [_view(model.camera(name).id) for name in names]
         self._mirrors = mirrors(self._filled(self._empty_scene(), self._views[0])) if effects else []
         self._sight = Sight(model, self._mirrors, shadows=effects)
         self._lists = PassLists(model, self._resources) if self._mirrors else None
         self._sifted: SiftedMeshes | None = None
-        found = siftable(model, meshes or {}, hidden_groups) if sift and in_software() else {}
-        if found:
-            self._sifted = SiftedMeshes(found, model.ngeom, self._resources, self._lists, exact=exact)
+        if sift and in_software() and (found := siftable(model, self._meshes)):
+            indexed = {
+                geom: self._meshes[mesh].indexed(functools.partial(corners, mesh)) for geom, mesh in found.items()
+            }
+            self._sifted = SiftedMeshes(indexed, model.ngeom, self._resources, self._lists, exact=exact)
         self._scene = self._sifted.new_scene(MAX_GEOMS) if self._sifted else self._empty_scene()
         for effect in () if effects else EFFECTS:
             self._scene.flags[effect] = 0
@@ -139,7 +171,11 @@ class Camera:
         if self._sifted is not None:
             self._sifted.close()
         TEXTURES.release(self._resources, self._shared)
+        self._resources.shadowFBO = self._resources.shadowTex = 0
         self._resources.free()
+        for name in self._own_lists:
+            delete_lists(name, 1)
+        self._meshes.clear()
 
     def _draw(self, view: mujoco.MjvCamera) -> np.ndarray:
         seen = self._sight.seen(self._data, view.fixedcamid)
@@ -168,21 +204,54 @@ class Camera:
         return scene
 
 
-def forget_textures(model: mujoco.MjModel) -> None:
-    """Give the memory of a model's texture pixels back to the system; `tex_data` reads as zeros afterwards.
+def forget_drawn(model: mujoco.MjModel) -> None:
+    """Give the memory of what only GL needs back to the system; it reads as zeros afterwards.
 
-    Once a `Camera` holds them in GL they are not read again, and they are half of a model (50-190 MB).
-    Does nothing where the system has no madvise.
+    Textures and the triangles of meshes are not read again once a `Camera` holds them in GL; of meshes that nothing
+    collides with, neither is anything else: together nearly all of a model (150-380 MB).
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(libc, "madvise"):
+    for array in (model.tex_data, *(getattr(model, name) for name in DRAWN if name != "mesh_vert")):
+        _forget(array)
+    if model.npair:
         return
-    pixels = model.tex_data
-    page = mmap.PAGESIZE
-    start = -(-pixels.ctypes.data // page) * page
-    length = (pixels.ctypes.data + pixels.nbytes - start) // page * page
-    if length > 0:
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+    collides_G = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ((model.geom_contype | model.geom_conaffinity) > 0)
+    colliding = np.unique(model.geom_dataid[collides_G])
+    for first, stop in itertools.pairwise([-1, *colliding, model.nmesh]):
+        meshes = slice(int(first) + 1, int(stop))
+        vert = _rows(model.mesh_vertadr, model.mesh_vertnum, meshes)
+        poly = _rows(model.mesh_polyadr, model.mesh_polynum, meshes)
+        stretches = [
+            (vert, ("mesh_vert", "mesh_polymapadr", "mesh_polymapnum")),
+            (poly, ("mesh_polynormal", "mesh_polyvertadr", "mesh_polyvertnum")),
+            (_rows(model.mesh_bvhadr, model.mesh_bvhnum, meshes), ("bvh_depth", "bvh_child", "bvh_nodeid", "bvh_aabb")),
+            (_rows(model.mesh_polyvertadr, model.mesh_polyvertnum, poly), ("mesh_polyvert",)),
+            (_rows(model.mesh_polymapadr, model.mesh_polymapnum, vert), ("mesh_polymap",)),
+        ]
+        for rows, names in stretches:
+            for name in names:
+                _forget(getattr(model, name)[rows])
+
+
+def _rows(adr: np.ndarray, num: np.ndarray, items: slice) -> slice:
+    """The stretch of rows of consecutive items, from their first rows and numbers of rows."""
+    used = num[items] > 0
+    if not used.any():
+        return slice(0)
+    return slice(int(adr[items][used].min()), int((adr[items] + num[items])[used].max()))
+
+
+@functools.cache
+def _madvise() -> Callable[..., int] | None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.madvise if hasattr(mmap, "MADV_DONTNEED") and hasattr(libc, "madvise") else None
+
+
+def _forget(array: np.ndarray) -> None:
+    """Give whole pages of a contiguous array back; does nothing where the system has no madvise."""
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if length > 0 and (advise := _madvise()):
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 @contextmanager

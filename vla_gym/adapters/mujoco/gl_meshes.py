@@ -17,16 +17,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.mujoco.simple_meshes import Corners, mesh_corners
+from vla_gym.adapters.mujoco.simple_meshes import Corners, mesh_hash
 from vla_gym.adapters.mujoco.visibility import OPAQUE, Lens, Samples, Seen, covering_faces
-from vla_gym.system.paths import content_hash
 
 SMOOTH = 0.8
 """Least cosine between a corner's normal and its triangle's for which MuJoCo takes the corner's, in meshes without
@@ -35,8 +36,8 @@ MAX_OTHERS = 2
 """Calls of `PassLists.in_turn`."""
 
 
-def draw_instead(resources: mujoco.MjrContext, mesh: int, corners: Corners) -> None:
-    """Let MuJoCo's list of a mesh draw other triangles, by MuJoCo's rules; its context must be current."""
+def define_list(name: int, corners: Corners) -> None:
+    """Let a display list draw triangles by MuJoCo's rules; its context must be current."""
     from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
 
     arrays = [
@@ -49,7 +50,7 @@ def draw_instead(resources: mujoco.MjrContext, mesh: int, corners: Corners) -> N
         GL.glEnableClientState(state)
         size = () if state == GL.GL_NORMAL_ARRAY else (values.shape[1],)
         point(*size, GL.GL_FLOAT, 0, np.ascontiguousarray(values, dtype=np.float32))
-    GL.glNewList(resources.baseMesh + 2 * mesh, GL.GL_COMPILE)
+    GL.glNewList(name, GL.GL_COMPILE)
     GL.glDrawArrays(GL.GL_TRIANGLES, 0, len(corners.vertex_C3))
     GL.glEndList()
     for state, _, _ in arrays:
@@ -95,6 +96,86 @@ def new_lists(count: int, resources: mujoco.MjrContext) -> int:
         GL.glNewList(name, GL.GL_COMPILE)
         GL.glEndList()
     return int(first)
+
+
+@dataclass(eq=False)
+class SharedMesh:
+    """Triangles in GL, the same for all scenes of a process that draw them; freed with the last of these."""
+
+    display_list: int = 0
+    """GL's number; 0 until a scene has one."""
+    _indexed: IndexedMesh | None = None
+
+    def adopt(self, name: int) -> None:
+        """Own a display list."""
+        self.display_list = name
+        weakref.finalize(self, delete_lists, name, 1).atexit = False
+
+    def indexed(self, corners: Callable[[], Corners]) -> IndexedMesh:
+        """Return the triangles with each distinct corner once; `corners` reads them where that is not known."""
+        if self._indexed is None:
+            self._indexed = indexed(corners())
+        return self._indexed
+
+
+_SHARED: WeakValueDictionary[str, SharedMesh] = WeakValueDictionary()
+"""Meshes in use: the robot, and most objects, are the same in all tasks that a process has loaded."""
+
+
+def shared_meshes(model: mujoco.MjModel, hidden_groups: Sequence[int], simple: Path | None) -> dict[int, SharedMesh]:
+    """Return mesh id -> mesh as all scenes of this process draw it, for the meshes of a model that are drawn.
+
+    Args:
+        model: compiled model.
+        hidden_groups: geom groups that are not drawn.
+        simple: folder of simplified meshes, to draw these.
+    """
+    drawn = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ~np.isin(model.geom_group, hidden_groups)
+    hashes = {int(mesh): mesh_hash(model, mesh, simple) for mesh in np.unique(model.geom_dataid[drawn])}
+    return {mesh: _SHARED.setdefault(key, SharedMesh()) for mesh, key in hashes.items()}
+
+
+def share_lists(
+    resources: mujoco.MjrContext,
+    meshes: Mapping[int, SharedMesh],
+    corners: Callable[[int], Corners],
+    own: Container[int],
+) -> list[int]:
+    """Let a scene's lists of meshes draw the shared ones.
+
+    Args:
+        resources: of the scene; its lists of meshes are no longer freed with it.
+        meshes: mesh id -> mesh.
+        corners: reads a mesh's triangles.
+        own: meshes of which MuJoCo has made the list just now.
+
+    Returns:
+        The lists that remain the scene's own.
+    """
+    from OpenGL import GL
+
+    lists = set(range(resources.baseMesh, resources.baseMesh + resources.rangeMesh))
+    resources.rangeMesh = 0
+    for mesh, shared in meshes.items():
+        name = resources.baseMesh + 2 * mesh
+        if mesh in own and not shared.display_list:
+            shared.adopt(name)
+            lists.remove(name)
+            continue
+        if not shared.display_list:
+            shared.adopt(int(GL.glGenLists(1)))
+            define_list(shared.display_list, corners(mesh))
+        GL.glNewList(name, GL.GL_COMPILE)
+        GL.glCallList(shared.display_list)
+        GL.glEndList()
+    return sorted(lists)
+
+
+def delete_lists(first: int, count: int) -> None:
+    """Free display lists of the current GL context."""
+    from OpenGL import GL
+
+    GL.glDeleteLists(first, count)
 
 
 class PassLists:
@@ -184,7 +265,7 @@ class SiftedMeshes:
     """Geometries of one model that are drawn with those triangles alone that may cover a sample.
 
     Args:
-        meshes: geometry id -> triangles, as `siftable` returns them.
+        meshes: geometry id -> triangles, of the geometries that `siftable` returns.
         num_geoms: geometries of the model.
         resources: its GL resources in the current GL context.
         passes: its lists, where the model has a mirror.
@@ -194,7 +275,7 @@ class SiftedMeshes:
 
     def __init__(
         self,
-        meshes: Mapping[int, Corners],
+        meshes: Mapping[int, IndexedMesh],
         num_geoms: int,
         resources: mujoco.MjrContext,
         passes: PassLists | None,
@@ -205,7 +286,7 @@ class SiftedMeshes:
         from OpenGL.raw.GL.VERSION import GL_1_5
 
         self._gl, self._raw, self._exact = GL, GL_1_5, exact
-        self.carrier = _carrier([corners.texcoord_C2 is not None for corners in meshes.values()])
+        self.carrier = _carrier([mesh.row_RK.shape[1] > 6 for mesh in meshes.values()])
         self.resources = mujoco.MjrContext(self.carrier, mujoco.mjtFontScale.mjFONTSCALE_50)
         self._own = {name: np.copy(getattr(self.resources, name)) for name in LENT}
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, resources)
@@ -214,10 +295,10 @@ class SiftedMeshes:
             _assign(self.resources, name, getattr(resources, name))
         self._skin_G = np.full(num_geoms, -1)
         self._skin_G[list(meshes)] = np.arange(len(meshes))
-        self._meshes: list[IndexedMesh] = []
+        self._meshes = list(meshes.values())
         """Per skin."""
-        for skin, corners in enumerate(meshes.values()):
-            self._upload(skin, corners)
+        for skin, mesh in enumerate(self._meshes):
+            self._upload(skin, mesh)
         self._lists: list[int] = []
         self._nothing = 0
         self._frame = self._list(GL.glPushMatrix), self._list(GL.glPopMatrix)
@@ -285,14 +366,12 @@ class SiftedMeshes:
         if self._nothing:
             self._gl.glDeleteQueries(1, [self._nothing])
 
-    def _upload(self, skin: int, corners: Corners) -> None:
-        mesh = indexed(corners)
+    def _upload(self, skin: int, mesh: IndexedMesh) -> None:
         buffers = [self.resources.skinvertVBO, self.resources.skinnormalVBO, self.resources.skintexcoordVBO]
         parts = np.split(mesh.row_RK, np.arange(3, mesh.row_RK.shape[1], 3), axis=1)
         for buffer, values in zip(buffers, parts, strict=False):
             self._fill(self._gl.GL_ARRAY_BUFFER, buffer[skin], values, self._gl.GL_STATIC_DRAW)
         self._gl.glBindBuffer(self._gl.GL_ARRAY_BUFFER, 0)
-        self._meshes.append(mesh)
 
     def _fill(self, target: int, buffer: int, values: np.ndarray, use: int) -> None:
         content = np.ascontiguousarray(values)
@@ -319,21 +398,14 @@ class SiftedMeshes:
         return gl_list
 
 
-def siftable(model: mujoco.MjModel, simple: Mapping[int, Corners], hidden_groups: Sequence[int]) -> dict[int, Corners]:
-    """Return geometry id -> triangles as MuJoCo draws them, for drawn meshes that are worth it.
-
-    Args:
-        model: compiled model.
-        simple: mesh id -> triangles drawn in its place.
-        hidden_groups: geom groups that are not drawn.
-    """
-    drawn = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ~np.isin(model.geom_group, hidden_groups)
+def siftable(model: mujoco.MjModel, meshes: Container[int]) -> dict[int, int]:
+    """Return geometry id -> mesh id for those of the drawn meshes that are worth it."""
     found = {}
-    for geom in np.flatnonzero(drawn):
+    for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_MESH):
         mesh = int(model.geom_dataid[geom])
-        corners = simple.get(mesh) or mesh_corners(model, mesh)
-        if len(corners.vertex_C3) >= 3 * MIN_FACES and (corners.texcoord_C2 is not None or KNOWN_BITS):
-            found[int(geom)] = replace(corners, normal_C3=drawn_normals(corners))
+        known = model.mesh_texcoordadr[mesh] >= 0 or KNOWN_BITS
+        if mesh in meshes and model.mesh_facenum[mesh] >= MIN_FACES and known:
+            found[int(geom)] = mesh
     return found
 
 
@@ -362,23 +434,15 @@ class IndexedMesh:
         return corner_F3
 
 
-_INDEXED: WeakValueDictionary[tuple[int, str], IndexedMesh] = WeakValueDictionary()
-"""Meshes in use: the robot, and most objects, are the same in all tasks that a process has loaded."""
-
-
 def indexed(corners: Corners) -> IndexedMesh:
-    """Return triangles with each distinct corner once; equal ones that are in use anywhere are the same object."""
-    columns = [corners.vertex_C3, corners.normal_C3]
+    """Return triangles with each distinct corner once, and the normals that MuJoCo draws with."""
+    columns = [corners.vertex_C3, drawn_normals(corners)]
     if corners.texcoord_C2 is not None:
         columns.append(corners.texcoord_C2)
-    rows = np.concatenate(columns, axis=1, dtype=np.float32)
-    key = rows.shape[1], content_hash(rows.data)
-    if (mesh := _INDEXED.get(key)) is None:
-        row_RK, corner_C = _distinct(rows)
-        vertex_V3, vertex_C = _distinct(corners.vertex_C3)
-        places = np.ascontiguousarray(vertex_V3), vertex_C.reshape(-1, 3).astype(np.uint32)
-        _INDEXED[key] = mesh = IndexedMesh(row_RK, corner_C.reshape(-1, 3).astype(np.uint32), places)
-    return mesh
+    row_RK, corner_C = _distinct(np.concatenate(columns, axis=1, dtype=np.float32))
+    vertex_V3, vertex_C = _distinct(corners.vertex_C3)
+    places = np.ascontiguousarray(vertex_V3), vertex_C.reshape(-1, 3).astype(np.uint32)
+    return IndexedMesh(row_RK, corner_C.reshape(-1, 3).astype(np.uint32), places)
 
 
 def in_software() -> bool:

@@ -20,6 +20,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import mujoco
 import numpy as np
 
+from vla_gym.system.limits import resident_memory, worker_memory
 from vla_gym.system.paths import anonymous_file, content_hash, read_json, write_atomic, write_json
 
 MIN_BLOB = 1 << 14
@@ -113,37 +114,21 @@ def digest(folder: Path) -> str:
     return content_hash(repr(sorted(read_json(folder / "model.json").items())).encode())
 
 
-def load(folder: Path, blobs: Path) -> mujoco.MjModel:
-    """Read a model written by `save`.
+def load(folder: Path, blobs: Path, *, painted: bool = True) -> tuple[mujoco.MjModel, dict[int, Path]]:
+    """Read a model written by `save`: the model, and texture id -> file of the pixels of its large textures.
+
+    Args:
+        folder, blobs: as of `save`.
+        painted: whether these textures are read, too. Two thirds of a model are pixels that GL often holds already;
+            without them it loads three times as fast.
 
     Raises:
         FileNotFoundError: if a file is gone or damaged; the caller compiles the model anew.
     """
-    return _read(folder, blobs, painted=True)[0]
-
-
-def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int, Path]]:
-    """Read a model but leave its large textures black: the model, and the file of each such texture's pixels.
-
-    Two thirds of a model are pixels that GL often holds already; without them it loads three times as fast.
-
-    Raises:
-        FileNotFoundError: as `load`.
-    """
-    model, pieces = _read(folder, blobs, painted=False)
-    textures = [piece for piece in pieces if piece.texture >= 0 and piece.blob]
-    for piece in textures:
-        if not _has_size(piece.file(blobs), piece.stop - piece.start):
-            raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
-    return model, {piece.texture: piece.file(blobs) for piece in textures}
-
-
-def _read(folder: Path, blobs: Path, *, painted: bool) -> tuple[mujoco.MjModel, list[Piece]]:
-    """Put the image together in memory, where pieces that are left out are holes, which read as zeros."""
     layout = read_json(folder / "model.json")
     pieces = [Piece(*fields) for fields in layout["pieces"]]
     rest = memoryview(_read_exactly(folder / "model.rest", layout["rest"]))
-    image = anonymous_file(layout["size"])
+    image = anonymous_file(layout["size"])  # what is left out is a hole, which reads as zeros
     try:
         taken = end = 0
         for piece in pieces:
@@ -152,24 +137,36 @@ def _read(folder: Path, blobs: Path, *, painted: bool) -> tuple[mujoco.MjModel, 
             taken, end = taken + between, piece.stop
             if piece.blob and (painted or piece.texture < 0):
                 os.pwrite(image, read_piece(piece.file(blobs)), piece.start)
+            elif piece.blob and not _has_size(piece.file(blobs), piece.stop - piece.start):
+                raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
         os.pwrite(image, rest[taken:], end)
-        return mujoco.MjModel.from_binary_path(f"/dev/fd/{image}"), pieces
+        model = mujoco.MjModel.from_binary_path(f"/dev/fd/{image}")
     finally:
         os.close(image)
+    return model, {piece.texture: piece.file(blobs) for piece in pieces if piece.texture >= 0 and piece.blob}
 
 
 def read_piece(file: Path) -> bytes:
-    """Return the bytes of a piece, whose file bears their hash as its name.
+    """Return the bytes of a piece, whose file bears their hash as its name; a process checks it once.
 
     Raises:
         FileNotFoundError: if it is gone or damaged; a damaged one is removed, so that it is written anew.
     """
     try:
-        return _read_exactly(file, file.name)
+        version = file, file.stat().st_mtime_ns
+        if version in _CHECKED:
+            return file.read_bytes()
+        data = _read_exactly(file, file.name)
+        _CHECKED.add(version)
+        return data
     except FileNotFoundError:
         with suppress(OSError):
             file.unlink(missing_ok=True)
         raise
+
+
+_CHECKED: set[tuple[Path, int]] = set()
+"""Pieces that this process has found whole, and when they were written."""
 
 
 def _read_exactly(file: Path, wanted: str) -> bytes:
@@ -231,31 +228,30 @@ Loaded = TypeVar("Loaded", bound=Closable)
 class TaskCache(Generic[Loaded]):
     """Loaded tasks of a process, shared by the slots that play them; those in use are never dropped.
 
+    Others are kept while the process takes less memory than `system.limits.worker_memory`; the least recently used go
+    first.
+
     Args:
         load: loads a task; its arguments are the task's key.
-        num_spare: tasks kept beyond those in use, least recently used first to go.
     """
 
-    def __init__(self, load: Callable[..., Loaded], num_spare: int) -> None:
-        self._load, self._num_spare = load, num_spare
+    def __init__(self, load: Callable[..., Loaded]) -> None:
+        self._load = load
         self._loaded: OrderedDict[tuple[Hashable, ...], Loaded] = OrderedDict()
         self._num_users: Counter[tuple[Hashable, ...]] = Counter()
 
     def acquire(self, *key: Hashable) -> Loaded:
         """Return the task, loaded now if need be; pair with `release`."""
         if key not in self._loaded:
-            self._close_unused()
             self._loaded[key] = self._load(*key)
         self._loaded.move_to_end(key)
         self._num_users[key] += 1
         return self._loaded[key]
 
     def release(self, *key: Hashable) -> None:
-        """End one slot's use of a task, which stays loaded while there is room."""
+        """End one slot's use of a task, which stays loaded while there is memory."""
         self._num_users[key] -= 1
-        self._close_unused()
-
-    def _close_unused(self) -> None:
-        unused = [key for key in self._loaded if not self._num_users[key]]
-        for key in unused[: max(0, len(unused) - self._num_spare)]:
-            self._loaded.pop(key).close()
+        for other in [key for key in self._loaded if not self._num_users[key]]:
+            if resident_memory() < worker_memory():
+                break
+            self._loaded.pop(other).close()

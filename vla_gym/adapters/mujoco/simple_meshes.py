@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -225,17 +224,41 @@ def _parts(face_F3: np.ndarray, num_vertices: int) -> np.ndarray:
 logger = logging.getLogger(__name__)
 
 
-def simple_meshes(model: mujoco.MjModel, root: Path, *, hidden_groups: Sequence[int] = ()) -> dict[int, Corners]:
-    """Return mesh id -> its simplified triangles, for the meshes that are drawn and worth it.
+DRAWN = {
+    "mesh_vert": "vert",
+    "mesh_normal": "normal",
+    "mesh_texcoord": "texcoord",
+    **dict.fromkeys(("mesh_face", "mesh_facenormal", "mesh_facetexcoord"), "face"),
+}
+"""Arrays that GL draws a mesh from -> what a row is of."""
+
+
+def mesh_hash(model: mujoco.MjModel, mesh: int, simple: Path | None) -> str:
+    """Return a hash of what decides `drawn_triangles`."""
+    hashes = []
+    for name, item in DRAWN.items():
+        first, count = getattr(model, f"mesh_{item}adr")[mesh], getattr(model, f"mesh_{item}num")[mesh]
+        hashes.append(content_hash(getattr(model, name)[max(first, 0) :][:count].data))
+    textured = bool(model.mesh_texcoordadr[mesh] >= 0)
+    return content_hash(repr((hashes, textured, SETTINGS if is_simplified(model, mesh, simple) else None)).encode())
+
+
+def is_simplified(model: mujoco.MjModel, mesh: int, simple: Path | None) -> bool:
+    """Whether a mesh is drawn with fewer triangles where `simple` is the folder of these."""
+    return simple is not None and bool(model.mesh_facenum[mesh] >= MIN_FACES)
+
+
+def drawn_triangles(model: mujoco.MjModel, mesh: int, simple: Path | None = None) -> Corners:
+    """Return the triangles of a mesh as they are drawn.
 
     Args:
         model: compiled model.
-        root: folder of the files; what is missing there is made now (a second per large mesh) and kept.
-        hidden_groups: geom groups that are not drawn.
+        mesh: its id.
+        simple: folder of simplified meshes, of which a large mesh's is drawn; what is missing there is made now (a
+            second per mesh) and kept.
     """
-    drawn = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ~np.isin(model.geom_group, hidden_groups)
-    meshes = [int(mesh) for mesh in np.unique(model.geom_dataid[drawn]) if model.mesh_facenum[mesh] >= MIN_FACES]
-    return {mesh: _kept(mesh_corners(model, mesh), root) for mesh in meshes}
+    corners = mesh_corners(model, mesh)
+    return _kept(corners, simple) if simple and is_simplified(model, mesh, simple) else corners
 
 
 def mesh_corners(model: mujoco.MjModel, mesh: int) -> Corners:

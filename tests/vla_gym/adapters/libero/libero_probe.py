@@ -3,7 +3,8 @@
 `protocols NAME ...` plays one start state by each protocol in turn and prints what each begins with, as JSON;
 `physics NAME ...` prints what three steps lead to by each physics;
 `group SIZE` prints what the simulators of a group hold after they have settled; `stove` prints how the pictures
-of two of them differ, one of which has its stove on.
+of two of them differ, one of which has its stove on; `scenes QUALITY COUNT` visits tasks of LIBERO-130 in random order,
+twice, and prints digests of what a decision leads to in either pass.
 """
 
 from __future__ import annotations
@@ -107,12 +108,32 @@ def stove() -> list[int]:
     return differ
 
 
+def scenes(quality: str, count: str) -> list[list[str]]:
+    """State and images after a decision in each of so many tasks, by pass; the second in another order."""
+    envs = make_vec(
+        "LIBERO-130", 1, num_workers=0, image_size=64, wrist_camera=True, chunk=2, render_quality=quality,
+        autoreset_mode="disabled",
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    tasks = rng.choice(len(envs.benchmark.tasks), int(count), replace=False)
+    passes = []
+    for order in (tasks, rng.permutation(tasks)):
+        seen = {}
+        for task in order.tolist():
+            envs.reset(options={"task_id": task, "trial_id": 0})
+            obs = envs.step(np.full((1, 2, 7), 0.3, dtype=np.float32))[0]
+            seen[task] = "".join(digest(obs[key]) for key in ("state", "image", "wrist_image"))
+        passes.append([seen[task] for task in tasks.tolist()])
+    return passes
+
+
 if __name__ == "__main__":
     ask = {
         "protocols": protocols,
         "physics": physics,
         "group": lambda words: group(*words),
         "stove": lambda _: stove(),
+        "scenes": lambda words: scenes(*words),
     }[sys.argv[1]]
     with contextlib.redirect_stdout(sys.stderr):  # upstream prints
         answer = ask(sys.argv[2:])

@@ -48,7 +48,8 @@ def test_tasks_with_one_model_share_it_until_the_last_is_closed(monkeypatch: pyt
 
     monkeypatch.setattr(StoredModel, "load", load)
     monkeypatch.setattr(simulator, "compiled_task", compiled_task)
-    monkeypatch.setattr(simulator, "SCENES", TaskCache(simulator.LoadedScene, num_spare=0))
+    monkeypatch.setenv("VLA_ZOO_WORKER_GB", "0")  # keeps nothing that is not in use
+    monkeypatch.setattr(simulator, "SCENES", TaskCache(simulator.LoadedScene))
     stove, book = (LoadedTask("libero_90", task, 64, ()) for task in ("stove", "book"))
     stove.scene.model.site_rgba[0, 3] = 1.0  # it glows
     bowl = LoadedTask("libero_90", "bowl", 64, ())

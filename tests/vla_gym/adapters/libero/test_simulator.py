@@ -52,6 +52,24 @@ def test_a_stove_glows_for_the_slot_that_turned_it_on_alone() -> None:
     assert during > 20  # 10 by the knob alone
 
 
+@pytest.mark.parametrize(
+    ("quality", "count"),
+    [
+        ("fast", "6"),
+        pytest.param("fast", "130", marks=pytest.mark.thorough),
+        pytest.param("full", "130", marks=pytest.mark.thorough),
+    ],
+)
+def test_scenes_that_stay_in_memory_play_as_those_that_are_read_again(
+    quality: str, count: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = probe("scenes", quality, count)
+    assert first == second
+    monkeypatch.setenv("VLA_ZOO_WORKER_GB", "0")  # a scene is dropped when the next begins
+    again, _ = probe("scenes", quality, count)
+    assert again == first
+
+
 def test_fast_physics_begins_in_the_same_state_and_differs_by_rounding() -> None:
     exact, fast = probe("physics", "exact", "fast")
     assert exact["start_state"] == fast["start_state"]

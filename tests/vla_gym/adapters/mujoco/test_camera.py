@@ -188,16 +188,17 @@ folder = Path(tempfile.mkdtemp())
 model_store.save(whole, folder / "scene", folder / "pieces")
 camera, poses = picture(whole)
 expected = camera.render(poses)[0]
+camera.close()
 camera, poses = picture(whole, 96)
 expected_large = camera.render(poses)[0]
-black, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+black, files = model_store.load(folder / "scene", folder / "pieces", painted=False)
 assert not black.tex_data.any() and sorted(files) == [0, 1], files
 first, first_poses = picture(black, textures=files)
 assert len(TEXTURES) == 2
-again, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+again, files = model_store.load(folder / "scene", folder / "pieces", painted=False)
 second, second_poses = picture(again, textures=files)
 assert len(TEXTURES) == 2 and not again.tex_data.any()  # shared, not read again
-large, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+large, files = model_store.load(folder / "scene", folder / "pieces", painted=False)
 third, third_poses = picture(large, 96, textures=files)
 assert len(TEXTURES) == 2 and not large.tex_data.any()
 np.testing.assert_array_equal(third.render(third_poses)[0], expected_large)
