@@ -115,7 +115,7 @@ def scenes(quality: str, count: str) -> list[list[str]]:
         autoreset_mode="disabled",
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    tasks = rng.choice(len(envs.benchmark.tasks), int(count), replace=False)
+    tasks = rng.permutation(len(envs.benchmark.tasks))[: int(count)]
     passes = []
     for order in (tasks, rng.permutation(tasks)):
         seen = {}

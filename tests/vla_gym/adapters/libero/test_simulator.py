@@ -66,8 +66,8 @@ def test_scenes_that_stay_in_memory_play_as_those_that_are_read_again(
     first, second = probe("scenes", quality, count)
     assert first == second
     monkeypatch.setenv("VLA_ZOO_WORKER_GB", "0")  # a scene is dropped when the next begins
-    again, _ = probe("scenes", quality, count)
-    assert again == first
+    again, _ = probe("scenes", quality, "6")
+    assert again == first[:6]
 
 
 def test_fast_physics_begins_in_the_same_state_and_differs_by_rounding() -> None:
