@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from vla_gym.errors import BadValue
+
 MOUNT = Path("/sys/fs/cgroup")
 """Where control groups are mounted; those of version 1 in a folder per controller."""
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -27,7 +29,11 @@ WORKER_GB = "VLA_ZOO_WORKER_GB"
 def worker_memory(num_workers: int = 1) -> float:
     """Return bytes that a worker may take before it drops scenes: by default workers share half of the main memory."""
     share = main_memory() / 2 / num_workers / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return float(os.environ.get(WORKER_GB, share / 1e9)) * 1e9
+    text = os.environ.get(WORKER_GB, str(share / 1e9))
+    try:
+        return float(text) * 1e9
+    except ValueError:
+        raise BadValue(f"{WORKER_GB} must be a number of gigabytes, such as 4, got {text!r}") from None
 
 
 def resident_memory() -> int:

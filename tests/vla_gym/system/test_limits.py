@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym.errors import MissingDependency
+from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.system import limits
 from vla_gym.system.extras import check_installed, install_command
 from vla_gym.system.limits import let_waiting_threads_sleep, main_memory, num_cores
@@ -121,3 +121,15 @@ def test_a_checkout_that_is_not_installed_is_installed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(metadata, "distribution", missing)
     assert install_command("plots") == f'pip install -e "{Path(__file__).parents[3]}[plots]"'
+
+
+def test_a_workers_memory_is_a_share_of_half_the_machine_or_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "main_memory", lambda: 16 * 10**9)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.delenv("VLA_ZOO_WORKER_GB", raising=False)
+    assert limits.worker_memory(4) == pytest.approx(1e9)  # 16 GB / 2 / 2 ranks / 4 workers
+    monkeypatch.setenv("VLA_ZOO_WORKER_GB", "2.5")
+    assert limits.worker_memory(4) == 2.5e9
+    monkeypatch.setenv("VLA_ZOO_WORKER_GB", "2GB")
+    with pytest.raises(BadValue, match=r"VLA_ZOO_WORKER_GB.*'2GB'"):
+        limits.worker_memory()
