@@ -69,6 +69,8 @@ class Backbone(nn.Module, ABC):
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     program_options: ClassVar[tuple[str, ...]] = ()
     """The `backbone_kwargs` by which one maker's program reads a checkpoint otherwise than another's."""
+    played_options: ClassVar[Mapping[str, Any]] = {}
+    """The `backbone_kwargs` with which all makers' programs let published checkpoints act."""
     recompute_option: ClassVar[str | None] = None
     """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None

@@ -143,10 +143,11 @@ class FlowBackbone(Backbone):
 
     def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
         steps = f"in {self.flow.num_steps} denoising steps"
-        if deterministic:
-            start = " from drawn noise" if self.flow.eval_noise == "random" else ""
-            return f"deterministic actions {steps}{start}"
-        return f"actions sampled by {self.flow.scheme} {steps}"
+        if not deterministic:
+            return f"actions sampled by {self.flow.scheme} {steps}"
+        if self.flow.eval_noise == "random":
+            return f"actions {steps} from fresh noise"
+        return f"deterministic actions {steps} from fixed noise"
 
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score stored chains: one pass of the flow head for Flow-SDE, J for Flow-Noise."""

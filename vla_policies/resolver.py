@@ -133,7 +133,9 @@ class PolicyRef:
     def header(self) -> Header:
         """Conventions, sampling and settings of the folder's model, as `request` reads it."""
         request = self.request
-        options = {**(self.facts.trained_options if request.to_act else {}), **request.options}
+        options = dict(request.options)
+        if request.to_act and self.published:
+            options = {**self.backbone_class.played_options, **self.facts.trained_options, **options}
         if request.dtype is not None:
             options |= self.backbone_class.dtype_options(str(request.dtype).removeprefix("torch."))
         request = replace(request, options=options)

@@ -40,7 +40,8 @@ def parser() -> OneLineParser:
         "--output",
         metavar="FILE",
         help="JSON result (default: results.json in the run folder, or here; another name, results_train.json for "
-        "--split train, where it is not by the run's own protocol)",
+        "--split train, where it is not by the run's own protocol; with --published results_NAME.json here). A file of "
+        "that name is kept as FILE-1.json",
     )
     return p
 

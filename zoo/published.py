@@ -52,7 +52,9 @@ def table(rows: Iterable[PublishedRow]) -> list[str]:
     width = max(len(row.name) for row in listed)
     lines = [f"{'row':<{width}}  {'actions':<14}  {'recipe':<34}  figures"]
     for row in listed:
-        actions = f"sampled at {row.protocol.temperature:g}" if row.protocol.sample else "deterministic"
+        actions = "fresh noise" if row.fresh_noise else "deterministic"
+        if row.protocol.sample:
+            actions = f"sampled at {row.protocol.temperature:g}"
         recipe = "-" if row.recipe is None else f"{row.recipe.algo} {row.recipe.env} {row.recipe.policy}"
         figures = ", ".join(f"{figure.label} {figure.percent:g}" for figure in row.figures)
         lines.append(f"{row.name:<{width}}  {actions:<14}  {recipe:<34}  {figures}{_reproduced(row)}")

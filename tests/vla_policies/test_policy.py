@@ -130,7 +130,7 @@ def test_bare_arrays_raise(policy: VLAPolicy) -> None:
         ("nano", {"greedy": "mean"}, True, "deterministic actions (nearest the mean)"),
         ("nano", {"temperature": 0.4}, False, "actions sampled at temperature 0.4"),
         ("nano", {"top_k": 5}, False, "actions sampled at temperature 1 among the top 5"),
-        ("nano-flow", {}, True, "deterministic actions in 4 denoising steps"),
+        ("nano-flow", {}, True, "deterministic actions in 4 denoising steps from fixed noise"),
         ("nano-flow", {}, False, "actions sampled by flow_sde in 4 denoising steps"),
     ],
 )

@@ -55,6 +55,16 @@ def test_the_dry_run_of_an_evaluation_prints_the_whole_protocol(capsys: pytest.C
     assert "hardware     the source's: 8 GPUs" in out
 
 
+def test_rows_of_flow_policies_draw_fresh_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.run(["--published", "libero-pi0-base", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "actions      from fresh noise in every decision" in out
+    assert "deterministic" not in out
+    assert {row.fresh_noise for row in published_rows().values() if row.family in ("pi0", "pi05")} == {True}
+    reading = published_rows()["libero-pi0-base"].reading("LIBERO-Goal")
+    assert reading["backbone_kwargs"]["eval_noise"] == "random"
+
+
 def test_the_dry_run_of_a_training_run_names_row_weights_and_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.run(["--published", "mt50-pi0-ppo", "--dry-run", "--seed", "0"]) == 0
     out = capsys.readouterr().out
@@ -69,7 +79,8 @@ def test_the_dry_run_of_a_training_run_names_row_weights_and_hardware(capsys: py
         (evaluate, ["--published", "libero-130-grpo", "--temperature", "1"], "--temperature is the protocol's"),
         (evaluate, ["--published", "libero-130-grpo", "--env", "Toy-Reach"], "is of LIBERO-130, got --env Toy-Reach"),
         (evaluate, ["--dry-run", "--policy", "nano"], "give a row of zoo.published with it"),
-        (train, ["--published", "libero-130-base"], "was not trained by reward"),
+        (train, ["--published", "libero-130-base"], "has no recipe here"),
+        (train, ["--published", "mt50-pi05-flow-noise"], "or its source gives no settings"),
         (train, ["--published", "libero-pi0-ppo"], "say which with --env LIBERO-Spatial, LIBERO-Object"),
         (train, ["--published", "mt50-pi0-ppo", "--algo", "grpo"], "is --algo ppo, got grpo"),
         (train, ["--published", "mt50-pi0-ppo", "-i", "logs/x"], "begins a run, and -i logs/x goes on with one"),

@@ -52,8 +52,8 @@ class FlowSettings:
     last_step_random: bool = True
     """Whether Flow-SDE may choose the last step, the one with the least noise (Flow-CPS never does)."""
     eval_noise: EvalNoise = "fixed"
-    """Start of a deterministic decision: "fixed", one noise for all observations, so that equal observations
-    give equal actions; "random", fresh noise from torch's generator (published)."""
+    """Start of a decision that is not sampled: "fixed", one noise for all observations, so that equal observations
+    give equal actions; "random", fresh noise for every decision, as published programs of pi0, pi0.5 and SmolVLA."""
 
     def __post_init__(self) -> None:
         if self.num_random_steps < 1:

@@ -55,6 +55,7 @@ class VLMFlowBackbone(FlowBackbone):
     """Settings of one checkpoint."""
     recompute_option: ClassVar[str | None] = "recompute_activations"
     fits_environment: ClassVar[bool] = True
+    played_options: ClassVar[Mapping[str, Any]] = {"eval_noise": "random"}
 
     def __init__(self, conventions: Conventions, config: VLMFlowConfig, *, empty: bool = False) -> None:
         """:param empty: create the network on the meta device; `load` fills it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,16 @@ def _record(
 
 
 def write_or_print(path: Path, text: str) -> None:
-    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`."""
+    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`.
+
+    A file of that name is renamed before, results.json to results-1.json, or to the first free number.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
+            kept = path.rename(next(name for name in names if not name.exists()))
+            print(f"the former {path.name} is kept as {kept.name}")
         write_text(path, text + "\n")
     except OSError as error:
         sys.stdout.write(text + "\n")

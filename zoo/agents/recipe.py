@@ -74,6 +74,7 @@ def find_policy(
         if "checkpoint" not in block or (options and family_class(name).wants_fresh(options)):
             return resolve_policy(name, settings, suite=suite, to_act=to_act, offline=True), {}
         checkpoint, own = str(block["checkpoint"]), _block_settings(name, block)
+        own = deep_merge(_with_options({}, family_class(name).played_options), own)
         if user_path(checkpoint).is_dir():
             own.pop("revision", None)
         elif parse_hub_id(checkpoint) is None:
@@ -81,6 +82,8 @@ def find_policy(
         ref = resolve_policy(checkpoint, deep_merge(own, settings), suite=suite, to_act=to_act, offline=True)
         if ref.folder is None:
             return ref, own
+    if ref.published:
+        own = deep_merge(_with_options({}, ref.backbone_class.played_options), own)
     if not ref.own_layout:
         merged = deep_merge(own, settings)
         if benchmark is not None and not trained and "action_dims" not in options:

@@ -110,7 +110,10 @@ def open_published(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
     if args.resume:
         raise BadValue(f"--published {row.name} begins a run, and -i {args.resume} goes on with one; leave one out")
     if row.recipe is None:
-        raise BadValue(f"published row '{row.name}' ({row.model}) was not trained by reward; it has no recipe here")
+        raise BadValue(
+            f"published row '{row.name}' ({row.model}) has no recipe here: "
+            "it was not trained by reward, or its source gives no settings; zoo.published lists the rows that have one"
+        )
     env = args.env if row.recipe.env == ANY_SUITE else row.recipe.env
     if env is None or (row.recipe.env == ANY_SUITE and env not in row.envs):
         raise BadValue(f"--published {row.name} has a model for each suite: say which with --env {', '.join(row.envs)}")

@@ -67,12 +67,15 @@ class PublishedRow:
     grid: str
     """Start states, in words."""
     figures: tuple[Figure, ...]
+    fresh_noise: bool = False
+    """Whether every decision begins at noise that is drawn anew, as of flow and diffusion policies."""
     family: str | None = None
     """The model's family; None where it cannot be read here."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Environment id -> Hub id of the weights that gave the figure; empty where none were published."""
     recipe: Recipe | None = None
-    """Algorithm that trains such a model here; None for rows that were not trained by reward."""
+    """Algorithm that trains such a model here; None for rows that were not trained by reward, and for those whose
+    source gives no recipe."""
     reproduced: Mapping[str, Options] = field(default_factory=dict)
     """Figure's label -> successes, episodes and date of a reproduction here."""
 
@@ -102,6 +105,7 @@ class PublishedRow:
             return {}
         options = acting_recipe(env, self.family).get("policy_kwargs", {}).get("backbone_kwargs", {})
         steps = {name: options[name] for name in ("num_steps",) if name in options}
+        steps |= {"eval_noise": "random"} if self.fresh_noise else {}
         return {"family": self.family, **({"backbone_kwargs": steps} if steps else {})}
 
 
@@ -144,6 +148,7 @@ def _row(name: str, values: Options, reproduced: Options) -> PublishedRow:
         settle_steps=protocol["settle_steps"],
         grid=protocol["grid"],
         figures=figures,
+        fresh_noise=protocol.get("fresh_noise", False),
         family=values.get("family"),
         weights=dict.fromkeys(envs, weights) if isinstance(weights, str) else weights,
         recipe=None if recipe is None else Recipe(**dict(zip(("algo", "env", "policy"), recipe.split(), strict=True))),
@@ -184,6 +189,8 @@ def protocol_lines(
     actions = "deterministic (do_sample false)"
     if protocol.sample:
         actions = f"sampled (do_sample true), temperature {protocol.temperature:g}"
+    elif row.fresh_noise:
+        actions = "from fresh noise in every decision, which follows from seed, start state, round and decision"
     horizon = "-".join(str(steps) for steps in (row.horizon[0], row.horizon[-1])[: len(row.horizon)])
     return [
         f"published    {row.name}: {row.model}",

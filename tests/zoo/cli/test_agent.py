@@ -105,6 +105,28 @@ def test_an_evaluation_says_its_temperature_and_rounds(tmp_path: Path, capsys: p
     assert plays[0][::2] != plays[0][1::2]
 
 
+def test_a_published_flow_checkpoint_begins_every_decision_at_fresh_noise(
+    tmp_path: Path, golden_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """lerobot/pi0_base's layout: no statistics, so that it fits any robot."""
+    asked = ["--env", "Toy-Reach", "--policy", str(golden_root / "pi0_tiny"), "--eval-episodes", "3", "--device", "cpu"]
+    asked += ["-params", "chunk:4", "policy_kwargs:{backbone_kwargs: {num_steps: 2}}", "--rounds", "2"]
+    plays = []
+    for num_envs in ("1", "4"):
+        file = tmp_path / f"{num_envs}.json"
+        assert evaluate.run([*asked, "--num-envs", num_envs, "-o", str(file)]) == 0
+        episodes = json.loads(file.read_text())["episodes"]
+        plays.append([(e["start_state"], e["length"], round(e["total_reward"], 4)) for e in episodes])
+    assert plays[0] == plays[1]
+    assert plays[0][::2] != plays[0][1::2]
+    out = capsys.readouterr().out
+    assert "actions in 2 denoising steps from fresh noise" in out
+    assert "deterministic" not in out
+    fixed = [*asked[:-3], "policy_kwargs:{backbone_kwargs: {num_steps: 2, eval_noise: fixed}}"]
+    assert evaluate.run([*fixed, "-o", str(tmp_path / "fixed.json")]) == 0
+    assert "from fixed noise" in capsys.readouterr().out
+
+
 # Checkpoints, as their makers play them -------------------------------------------------------------------
 
 
