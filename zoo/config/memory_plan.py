@@ -37,8 +37,14 @@ ADAM_BYTES, HALF = 16, 2
 """Of a trained float32 parameter: itself, its gradient and Adam's two moments; of a number in half precision."""
 ALLOWANCE_BYTES = 2 * GIB
 """CUDA context, cuBLAS workspaces, gaps between blocks: an allowance, not a count."""
-DRAWING_BYTES = GIB // 4
-"""One process that renders on the GPU (EGL context, its buffers, textures): an allowance, not a count."""
+DRAWING_BYTES: Mapping[str, tuple[float, float, float]] = {
+    "libero": (0.45e9, 0.09e9, 1.6e9),
+    "metaworld": (0.3e9, 0.0, 0.3e9),
+    "maniskill": (0.3e9, 0.0, 0.3e9),
+}
+"""Extra -> bytes on the GPU of a process that renders (EGL), with one model, for each further one, and at most: an
+allowance of 0.2 GB for context and buffers, and the textures, with mipmaps in four channels, and meshes of the compiled
+models, each stored once. All of LIBERO-130's are 1.42 GB, LIBERO-Long's 1.2, LIBERO-Goal's 0.3, Meta-World's 0.06."""
 WORKER_BYTES: Mapping[str, tuple[float, float, float]] = {
     "libero": (1.2e9, 0.07e9, 0.01e9),
     "metaworld": (0.55e9, 0.04e9, 0.04e9),
@@ -99,9 +105,8 @@ def needs(
         lines += rollout_needs(plan, config, benchmark)
     if "env" in rank.roles:
         lines += simulator_needs(benchmark, plan.envs_per_rank, num_workers)
-        if rank.passes and benchmark.extra in WORKER_BYTES:
-            count = max(1, num_workers)
-            lines.append(Need("device", f"allowance: {count} processes that render", count * DRAWING_BYTES))
+        if rank.passes:
+            lines += drawing_needs(benchmark, num_workers)
     if "actor" in rank.roles:
         lines += evaluation_needs(plan, config, num_workers)
     return lines
@@ -143,9 +148,23 @@ def simulator_needs(benchmark: Benchmark, num_envs: int, num_workers: int, what:
     size = 0.0
     for number in range(workers):
         slots = (number + 1) * num_envs // workers - number * num_envs // workers
-        models = benchmark.num_models or len(benchmark.tasks)
-        size += first + (models - 1) * per_model + (slots - 1) * per_slot
+        size += first + (_count_models(benchmark) - 1) * per_model + (slots - 1) * per_slot
     return [Need("host", f"{num_envs} {what} in {workers} workers", int(size))]
+
+
+def _count_models(benchmark: Benchmark) -> int:
+    tasks = len(benchmark.tasks)
+    return min(benchmark.num_models or tasks, tasks)
+
+
+def drawing_needs(benchmark: Benchmark, num_workers: int) -> list[Need]:
+    """Return the GPU memory of the processes that render; nothing for a benchmark without a GPU renderer."""
+    if benchmark.extra not in DRAWING_BYTES:
+        return []
+    count = max(1, num_workers)
+    first, per_model, most = DRAWING_BYTES[benchmark.extra]
+    size = min(first + (_count_models(benchmark) - 1) * per_model, most)
+    return [Need("device", f"allowance: {count} processes that render", int(count * size))]
 
 
 def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> list[Need]:

@@ -12,6 +12,7 @@ import torch
 from tests.zoo.stand_ins import toy_config
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
+from vla_gym.registry import find_benchmark
 from vla_policies import VLAPolicy
 from zoo import PPO
 from zoo.config.batch_plan import solve
@@ -20,6 +21,7 @@ from zoo.config.memory_plan import (
     Need,
     Rank,
     check_quantization,
+    drawing_needs,
     evaluation_needs,
     fastest_fit,
     needs,
@@ -125,6 +127,21 @@ def test_slots_that_play_the_same_model_share_it(env: str, held: float) -> None:
     config = toy_config(env=env, num_envs=40, env_options=options)
     (need,) = simulator_needs(config.benchmark, 40, 1)
     assert need.size == round(held)
+
+
+@pytest.mark.parametrize(
+    ("env", "held"),
+    [
+        ("LIBERO-Goal", 0.45e9),
+        ("LIBERO-Spatial", 0.45e9 + 3 * 0.09e9),
+        ("LIBERO-130", 1.6e9),  # its 35 models share most textures
+        ("LIBERO-130/3", 0.45e9),  # one task has one model
+        ("MetaWorld-MT50", 0.3e9),
+    ],
+)
+def test_textures_and_meshes_of_each_process_that_renders_are_on_the_card(env: str, held: float) -> None:
+    (need,) = drawing_needs(find_benchmark(env), 4)
+    assert (need.where, need.size) == ("device", round(4 * held))
 
 
 def oft(**options: object) -> RunConfig:

@@ -96,10 +96,12 @@ class OscPose:
     """Operational-space pose control of one arm: `begin(action)` once per policy step, `apply()` per substep.
 
     Create it with the arm at its home pose and nothing else moved: robosuite reads the simulator here and, in the
-    first substep of an episode, does *not* read it again.
+    first substep of an episode, does *not* read it again. `at_home` is what it then reads, where that is known.
     """
 
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex, at_home: ArmView | None = None
+    ) -> None:
         self._model, self._data, self._site = model, data, index.site
         joints, arm, fingers = span(index.qvel), span(index.actuators), span(index.gripper_actuators)
         self._view = ArmView(
@@ -118,13 +120,15 @@ class OscPose:
         self._torque_bounds = (torque_low, torque_high)
         low, high = model.actuator_ctrlrange[fingers].T
         self._finger_bias, self._finger_weight = 0.5 * (high + low), 0.5 * (high - low)
-        mujoco.mj_forward(model, data)
-        self._at_home = self._read().copied()
+        if at_home is None:
+            mujoco.mj_forward(model, data)
+            at_home = self._read().copied()
+        self.at_home = at_home
         self.reset()
 
     def reset(self) -> None:
         """Return to the moment of creation."""
-        self._state = ControllerState(np.zeros(2), self._at_home.ee_pos_3, self._at_home.ee_ori_33)
+        self._state = ControllerState(np.zeros(2), self.at_home.ee_pos_3, self.at_home.ee_ori_33)
         self._finger_step = np.zeros(2)
         self._unread = True
 
@@ -147,7 +151,7 @@ class OscPose:
 
     def begin(self, action_A: np.ndarray) -> None:
         """Set the goal of one policy step from a float64 action `[7]`; position stage must be up to date."""
-        seen = self._at_home if self._unread else self._view
+        seen = self.at_home if self._unread else self._view
         delta = np.clip(action_A[:6], -1.0, 1.0) * np.array(ACTION_SCALE)
         goal_ori = self._state.goal_ori
         if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
@@ -161,8 +165,8 @@ class OscPose:
         gripper = np.minimum(np.maximum(self._state.gripper + self._finger_step, -1.0), 1.0)
         self._state = self._state._replace(gripper=gripper)
         self._finger_ctrl[:] = self._finger_bias + self._finger_weight * gripper
-        seen, goal = self._at_home if self._unread else self._read(), (self._state.goal_pos, self._state.goal_ori)
-        write_torques(seen, goal, self._at_home.joint_pos_N, self._joint_bias, self._torque_bounds, self._torque_ctrl)
+        seen, goal = self.at_home if self._unread else self._read(), (self._state.goal_pos, self._state.goal_ori)
+        write_torques(seen, goal, self.at_home.joint_pos_N, self._joint_bias, self._torque_bounds, self._torque_ctrl)
         self._unread = False
 
     def _read(self) -> ArmView:

@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_gym.adapters.libero.compile import CompiledTask, StoredModel, compiled_task, start_regions, start_states
 from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
-from vla_gym.adapters.libero.osc import SUBSTEPS, ControllerState, OscPose
+from vla_gym.adapters.libero.osc import SUBSTEPS, ArmView, ControllerState, OscPose
 from vla_gym.adapters.libero.placements import draw_start, start_generator
 from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
 from vla_gym.adapters.mujoco.camera import Camera, Poses, forget_drawn
@@ -147,7 +147,8 @@ class LiberoSimulator:
         self._model, self._camera = self._loaded.scene.model, self._loaded.scene.camera
         self._data = mujoco.MjData(self._model)
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
-        self._arm = OscPose(self._model, self._data, self._compiled.arm)
+        self._arm = OscPose(self._model, self._data, self._compiled.arm, self._loaded.at_home)
+        self._loaded.at_home = self._arm.at_home
 
     def _settle(self, start: Start) -> Snapshot:
         mujoco.mj_resetData(self._model, self._data)
@@ -292,6 +293,7 @@ class LoadedTask:
     ) -> None:
         self._task = suite, name
         self.snapshots: OrderedDict[Start, Snapshot] = OrderedDict()
+        self.at_home: ArmView | None = None
 
         def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
             return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)
