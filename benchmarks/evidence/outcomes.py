@@ -36,6 +36,8 @@ class Outcomes:
     seed: int
     stages: Mapping[str, Outcome]
     """"sft", then the controls, then the algorithms."""
+    recipe: str = ""
+    """Hash of the frozen recipe, see `benchmarks.evidence.frozen`; empty for records from before there were any."""
 
     def save(self, path: Path) -> None:
         """Write JSON."""
@@ -46,4 +48,4 @@ class Outcomes:
         """Read what `save` has written."""
         record = json.loads(path.read_text(encoding="utf-8"))
         stages = {name: Outcome(**one) for name, one in record["stages"].items()}
-        return cls(env=record["env"], seed=record["seed"], stages=stages)
+        return cls(**{**record, "stages": stages})

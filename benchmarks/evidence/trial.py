@@ -12,14 +12,21 @@ from benchmarks.agents import AgentRecipe, Workshop, flags_of, params_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark, num_tasks
+from zoo.collect import STUDENT_SHARE
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import benchmark_options
+from zoo.config.run_config import benchmark_options, env_options
 from zoo.demonstrations.lerobot_writer import PROGRESS_PATH
 from zoo.runs.folder import folder_name
 
-FURTHER = {"more": "further", "dagger": "taken-over"}
-"""Control -> the episodes it learns from beside the demonstrations."""
-CONTROLS = ("longer", *FURTHER)
+CONTROLS = ("longer", "more", "dagger")
+LEARNING_RATES = (3e-4, 1e-3, 3e-3)
+"""Of longer imitation, the best on validation: as many settings as the recipes of reinforcement learning were chosen
+among."""
+DAGGER_ROUNDS = 3
+"""Times that the student plays and the expert takes over; each learns from all episodes so far (Ross et al. 2011)."""
+EXPERT_HORIZONS = 3
+"""Horizons that the expert may take in further episodes, so that it finishes: one that is slow in some start states is
+seen there, too. Students are tested within one."""
 _START = "start"
 """The step that measures what starting `zoo.sft` costs."""
 DECODINGS = ("mean", "likeliest")
@@ -54,28 +61,52 @@ class Trial(Workshop):
         """All steps; those that are done are left out."""
         recipe = self.recipe
         self._collect("demonstrations", recipe.demonstrations)
-        self._finetune("sft", recipe.sft_updates, "demonstrations")
+        self._finetune("sft", recipe.sft_updates, ["demonstrations"])
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)))
             self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *self._common(self.folder))
         # What a start costs is no part of an update.
-        self._finetune(_START, 1, "demonstrations")
+        self._finetune(_START, 1, ["demonstrations"])
         updates = longer_updates(self.costs(), recipe.sft_updates, recipe.algorithms)
-        for control in self.controls:
-            datasets = ["demonstrations"]
-            if control in FURTHER:
-                datasets.append(FURTHER[control])
-                student = ("--student", self.policy("sft")) if control == "dagger" else ()
-                self._collect(FURTHER[control], self._num_further(), *student)
-            self._finetune(control, updates, *datasets)
+        if "longer" in self.controls:
+            for rate in LEARNING_RATES:
+                self._finetune(f"longer-{rate:g}", updates, ["demonstrations"], "--learning-rate", rate)
+        if "more" in self.controls:
+            self._collect("further", self._num_further())
+            self._finetune("more", updates, ["demonstrations", "further"])
+        if "dagger" in self.controls:
+            self._dagger(updates)
         for stage in self.stages:
-            for decoding in DECODINGS:
-                self._play(stage, "validation", decoding)
-            self._play(stage, "test", self.decoding(stage))
+            for one in self.candidates(stage):
+                for decoding in DECODINGS:
+                    self._play(one, "validation", decoding)
+            self._play(self.chosen(stage), "test", self.decoding(self.chosen(stage)))
+
+    def _dagger(self, updates: int) -> None:
+        datasets, student = ["demonstrations"], "sft"
+        for number in range(1, DAGGER_ROUNDS + 1):
+            datasets.append(f"taken-over-{number}")
+            leads = ("--student", self.policy(student), "--student-share", STUDENT_SHARE / EXPERT_HORIZONS)
+            self._collect(datasets[-1], math.ceil(self._num_further() / DAGGER_ROUNDS), *leads)
+            last = number == DAGGER_ROUNDS
+            student = "dagger" if last else f"dagger-{number}"
+            self._finetune(student, updates if last else self.recipe.sft_updates, datasets)
+
+    def candidates(self, stage: str) -> tuple[str, ...]:
+        """Policies among which a stage's is chosen on the validation split: the one that all begin from is one."""
+        if stage == "sft":
+            return ("sft",)
+        trained = [f"longer-{rate:g}" for rate in LEARNING_RATES] if stage == "longer" else [stage]
+        return (*trained, "sft")
+
+    def chosen(self, stage: str) -> str:
+        """The candidate that solves most of the validation split with its better decoding; the first of equals."""
+        return max(self.candidates(stage), key=lambda one: max(self._on_validation(one).values()))
 
     def run(self, stage: str) -> Path:
         """Run folder of a training; all of `zoo.sft` but the first have a log folder of their own."""
-        folder = self.folder / stage / "sft" if stage in (*CONTROLS, _START) else self.folder / stage
+        is_rl = stage in self.recipe.algorithms
+        folder = self.folder / stage if is_rl or stage == "sft" else self.folder / stage / "sft"
         return folder / f"{folder_name(self.recipe.env)}_1"
 
     def policy(self, stage: str) -> Path:
@@ -84,15 +115,21 @@ class Trial(Workshop):
 
     def decoding(self, stage: str) -> str:
         """The one that solves more of the validation split; the first where they solve as many."""
-        return max(DECODINGS, key=lambda one: sum(self._solved(stage, f"validation-{one}").values()))
+        solved = self._on_validation(stage)
+        return max(DECODINGS, key=solved.__getitem__)
 
-    def outcomes(self) -> Outcomes:
-        """Return the outcomes; every stage must have been tested."""
-        stages = {
-            stage: Outcome(solved=self._solved(stage, "test"), cpu_minutes=cpu_minutes(self.costs(), stage))
-            for stage in self.stages
-        }
-        return Outcomes(env=self.recipe.env, seed=self.recipe.seed, stages=stages)
+    def _on_validation(self, stage: str) -> Mapping[str, int]:
+        return {one: sum(self._solved(stage, f"validation-{one}").values()) for one in DECODINGS}
+
+    def outcomes(self, recipe: str) -> Outcomes:
+        """Return the outcomes; every stage must have been tested. `recipe`: hash of the frozen one."""
+        stages = {}
+        for stage in self.stages:
+            chosen, trained = self.chosen(stage), self.candidates(stage)[0]
+            # Where nothing trained is better, the training was paid for all the same.
+            minutes = cpu_minutes(self.costs(), trained if chosen == "sft" else chosen)
+            stages[stage] = Outcome(solved=self._solved(chosen, "test"), cpu_minutes=minutes)
+        return Outcomes(env=self.recipe.env, seed=self.recipe.seed, stages=stages, recipe=recipe)
 
     def _solved(self, stage: str, name: str) -> dict[str, bool]:
         episodes = json.loads(self.result(stage, name).read_text())["episodes"]
@@ -110,13 +147,23 @@ class Trial(Workshop):
     def _collect(self, name: str, episodes: int, *student: object) -> None:
         recipe, further = self.recipe, name != "demonstrations"
         noise = max(recipe.noise, LEAST_NOISE) if further else recipe.noise
-        env = ("--env", recipe.env, "--expert", *student, "-n", episodes, "--seed", 2 * recipe.seed + further)
+        # Each round of DAgger has a seed of its own.
+        seed = 10 * recipe.seed + (int(name[-1]) if student else 9 * further)
+        env = ("--env", recipe.env, "--expert", *student, "-n", episodes, "--seed", seed)
         # A student brings its own images.
-        params = () if student else params_of([*recipe.params, *recipe.collect_params])
+        params = [] if student else [*recipe.params, *recipe.collect_params]
+        if further:
+            params.append(f"env_kwargs:{{max_episode_steps: {EXPERT_HORIZONS * self._horizon()}}}")
         how = flags_of(noise=noise, wander=0.0 if student else recipe.wander)
-        self.step(name, "collect", *env, *how, "-o", self.folder / name, *params)
+        self.step(name, "collect", *env, *how, "-o", self.folder / name, *params_of(params))
 
-    def _finetune(self, name: str, updates: int, *datasets: str) -> None:
+    def _horizon(self) -> int:
+        values = load_hyperparams("ppo", self.recipe.env, "nano").values
+        return max(
+            task.horizon for task in find_benchmark(self.recipe.env, **benchmark_options(env_options(values))).tasks
+        )
+
+    def _finetune(self, name: str, updates: int, datasets: Sequence[str], *settings: object) -> None:
         recipe, folders = self.recipe, [self.folder / one for one in datasets]
         arguments = (
             "--env",
@@ -125,9 +172,10 @@ class Trial(Workshop):
             *folders,
             "-n",
             updates,
+            *settings,
             *flags_of(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
         )
-        often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
+        often = ("--eval-episodes", 0) if name in ("sft", _START) else self._often(updates)
         where = self._common(self.folder if name == "sft" else self.folder / name)
         self.step(name, "sft", *arguments, *often, *where, *params_of([*recipe.params, *recipe.sft_params]))
 
@@ -170,8 +218,10 @@ def longer_updates(costs: Mapping[str, float], updates: int, algorithms: Sequenc
 def cpu_minutes(costs: Mapping[str, float], stage: str) -> float:
     """Processor minutes of all that leads to a stage's policy, from the seconds that each step took."""
     before = ["demonstrations"]
-    if stage in FURTHER:
-        before.append(FURTHER[stage])
-    if stage not in ("sft", "longer", "more"):  # which begin with fresh weights
+    if stage == "more":
+        before.append("further")
+    elif stage == "dagger":
+        before += [name for name in costs if name.startswith(("taken-over-", "dagger-"))]
+    if stage not in ("sft", "more") and not stage.startswith("longer"):  # which begin with fresh weights
         before.append("sft")
     return sum(costs[one] for one in (*before, stage)) / 60

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.agents import AgentRecipe
+from benchmarks.evidence.frozen import freeze, frozen_hash
 from benchmarks.evidence.trial import Trial, cpu_minutes, longer_updates
 
 RECIPE = AgentRecipe(env="MetaWorld/window-open", demonstrations=10, sft_updates=160, algorithms=("ppo",))
@@ -41,23 +42,45 @@ def test_decoding_is_chosen_on_the_validation_split(tmp_path: Path) -> None:
     assert (one.decoding("ppo"), one.decoding("sft")) == ("likeliest", "mean")
 
 
+def test_the_policy_that_all_begin_from_is_a_candidate(tmp_path: Path) -> None:
+    one = trial(tmp_path)
+    solved = {"sft": "1100", "ppo": "1000", "longer-0.0003": "1100", "longer-0.001": "1110", "longer-0.003": "0000"}
+    for stage, mean in solved.items():
+        write_result(one, stage, "validation-mean", mean)
+        write_result(one, stage, "validation-likeliest", "0000")
+    assert (one.chosen("sft"), one.chosen("ppo"), one.chosen("longer")) == ("sft", "sft", "longer-0.001")
+    write_result(one, "longer-0.001", "validation-mean", "1000")
+    assert one.chosen("longer") == "longer-0.0003"  # of equals the one that was trained
+
+
 @pytest.mark.parametrize(
-    ("stage", "minutes"), [("sft", 3), ("longer", 11), ("more", 61), ("dagger", 114), ("ppo", 11), ("grpo", 303)]
+    ("stage", "minutes"), [("sft", 3), ("longer-0.001", 11), ("more", 61), ("dagger", 1114), ("ppo", 11), ("grpo", 303)]
 )
 def test_a_policy_costs_what_led_to_it(stage: str, minutes: float) -> None:
     steps = {
         "demonstrations": 1,
         "sft": 2,
-        "longer": 10,
+        "longer-0.001": 10,
         "further": 20,
         "more": 40,
-        "taken-over": 100,
+        "taken-over-1": 100,
+        "dagger-1": 1000,
         "dagger": 11,
         "ppo": 8,
         "grpo": 300,
         "evaluate ppo test": 7,
     }
     assert cpu_minutes({name: 60.0 * one for name, one in steps.items()}, stage) == minutes
+
+
+def test_a_changed_recipe_is_not_the_frozen_one(tmp_path: Path) -> None:
+    file = tmp_path / "frozen.json"
+    with pytest.raises(SystemExit, match="frozen is none"):
+        frozen_hash(RECIPE, file)
+    name = freeze(RECIPE, file)
+    assert frozen_hash(replace(RECIPE, seed=9), file) == name
+    with pytest.raises(SystemExit, match=f"frozen is {name}"):
+        frozen_hash(replace(RECIPE, sft_updates=161), file)
 
 
 def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,26 +95,35 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Trial, "step", step)
     monkeypatch.setattr(Trial, "costs", lambda one: {"start": 10.0, "sft": 169.0, "ppo": 100.0})
     monkeypatch.setattr(Trial, "decoding", lambda one, stage: "likeliest")
+    monkeypatch.setattr(Trial, "chosen", lambda one, stage: one.candidates(stage)[0])
     meta = tmp_path / "seed_3" / "MetaWorld-window-open" / "demonstrations" / "meta"
     meta.mkdir(parents=True)
     counts = {"tried": 12, "episodes": 10, "frames": 800}
     (meta / "vla_zoo.json").write_text(json.dumps({"settings": {"options": {"image_size": 64}}, **counts}))
     trial(tmp_path, ("longer", "more", "dagger")).train()
     # 80,000 steps of 100 to a demonstration: 80 of its own, and two failures of 100 for every ten; 160 updates of 1 s
-    # and 100 s of PPO.
-    assert (given("further", "-n"), given("taken-over", "-n")) == ("800", "800")
-    assert (given("further", "--noise"), given("taken-over", "--noise")) == ("0.1", "0.1")
+    # and 100 s of PPO. Of the 800 a round of DAgger has a third.
+    assert [given(name, "-n") for name in ("further", "taken-over-1", "taken-over-3")] == ["800", "267", "267"]
+    # The expert may take three times RLinf's 100 steps, of which the student plays half of one at most.
+    assert given("further", "-params") == given("taken-over-1", "-params") == "env_kwargs:{max_episode_steps: 300}"
+    assert float(given("taken-over-1", "--student-share")) * 300 == pytest.approx(50)
+    assert (given("further", "--noise"), given("taken-over-1", "--noise")) == ("0.1", "0.1")
     assert "--noise" not in commands["demonstrations"]
-    student = Path(given("taken-over", "--student"))
-    assert (student.parts[-3:], "-params" in commands["taken-over"]) == (
-        ("sft", "MetaWorld-window-open_1", "best"),
-        False,
-    )
     assert "--student" not in commands["further"]
-    assert [given(name, "-n") for name in ("longer", "more", "dagger")] == ["260"] * 3
+    assert len({given(name, "--seed") for name in commands if name.startswith(("taken-over", "further"))}) == 4
+    students = [Path(given(f"taken-over-{number}", "--student")).parts[-4:] for number in (1, 2, 3)]
+    assert [parts[0 if number else 1] for number, parts in enumerate(students)] == ["sft", "dagger-1", "dagger-2"]
+    # Each learns from all episodes so far, the last as long as the others.
+    assert [given(name, "-n") for name in ("dagger-1", "dagger")] == ["160", "260"]
+    assert [given(f"longer-{rate}", "--learning-rate") for rate in ("0.0003", "0.001", "0.003")] == [
+        "0.0003",
+        "0.001",
+        "0.003",
+    ]
+    assert {given(name, "-n") for name in commands if name.startswith(("longer", "more"))} == {"260"}
     learned = commands["dagger"][commands["dagger"].index("--dataset") + 1 : commands["dagger"].index("-n")]
-    assert [Path(one).name for one in learned] == ["demonstrations", "taken-over"]
-    for name in ("ppo", "longer", "more", "dagger"):
+    assert [Path(one).name for one in learned] == ["demonstrations", "taken-over-1", "taken-over-2", "taken-over-3"]
+    for name in ("ppo", "longer-0.001", "more", "dagger-1", "dagger"):
         assert given(name, "--eval-split") == "validation"
     assert given("evaluate more validation-mean", "--split") == "validation"
     assert given("evaluate ppo test", "--split") == "test"

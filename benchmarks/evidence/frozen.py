@@ -1,0 +1,58 @@
+"""Recipes that are frozen: written down with their hash before the seeds are run that they are reported on.
+
+A recipe that is changed after it was tried on a seed has seen that seed. So a trial runs only with the recipe in
+`frozen.json`, which is committed before, and its record bears the hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agents import AgentRecipe
+from zoo.config.hyperparams import load_hyperparams
+
+FROZEN = Path(__file__).with_name("frozen.json")
+
+
+def resolved(recipe: AgentRecipe) -> dict[str, Any]:
+    """Return all that decides a trial's trainings but the seed, as JSON values."""
+    own = {
+        name: value
+        for name, value in asdict(recipe).items()
+        if name not in ("seed", "splits", "episodes", "validation")
+    }
+    settings = {algo: load_hyperparams(algo, recipe.env, "nano").values for algo in recipe.algorithms}
+    return dict(json.loads(json.dumps({**own, "algorithms": settings})))
+
+
+def hash_of(record: Mapping[str, Any]) -> str:
+    """Return the hash of a recipe as of `resolved`, 16 hex digits."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def freeze(recipe: AgentRecipe, file: Path = FROZEN) -> str:
+    """Write the recipe down, in place of what was frozen for its environment; return its hash."""
+    record = resolved(recipe)
+    kept = {**_read(file), recipe.env: {"hash": hash_of(record), "recipe": record}}
+    file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return hash_of(record)
+
+
+def frozen_hash(recipe: AgentRecipe, file: Path = FROZEN) -> str:
+    """Return the hash of a recipe that is frozen; raises `SystemExit` for one that is not."""
+    now, kept = hash_of(resolved(recipe)), _read(file).get(recipe.env, {}).get("hash")
+    if now != kept:
+        raise SystemExit(
+            f"the recipe of {recipe.env} is {now}, frozen is {kept or 'none'}: write it down with --freeze and commit "
+            f"{file.name}, then run seeds that it was not chosen on"
+        )
+    return now
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
