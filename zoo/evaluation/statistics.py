@@ -18,6 +18,8 @@ from zoo.evaluation.evaluator import EpisodeRecord
 Outcomes = Mapping[tuple[str, str], tuple[bool, ...]]
 """(<environment>/<task id>, hash of the start state) -> whether its episode was solved, round by round."""
 _Z95 = statistics.NormalDist().inv_cdf(0.975)
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t for two runs, three, ..., ten or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +58,21 @@ def effective_episodes(solved_by_start: Sequence[Sequence[bool]]) -> float:
     least one for each start state, which repeats that always end alike are worth.
     """
     starts, episodes = len(solved_by_start), sum(map(len, solved_by_start))
-    rate = sum(map(sum, solved_by_start)) / episodes
-    squares = sum((sum(solved) - rate * len(solved)) ** 2 for solved in solved_by_start)
-    if starts == episodes or starts == 1 or rate in (0.0, 1.0):
+    if starts == episodes or starts == 1:
         return float(starts)
-    between = starts / (starts - 1) * squares / episodes**2
-    worth = rate * (1 - rate) / between if between > 0 else episodes
+    worth = _worth([sum(solved) for solved in solved_by_start], [len(solved) for solved in solved_by_start])
     return min(float(episodes), max(float(starts), worth))
+
+
+def _worth(successes: Sequence[int], episodes: Sequence[int]) -> float:
+    """Episodes whose binomial variance is that between clusters of successes; as many as clusters where all are alike
+    because all or none succeed, infinite where they are alike otherwise."""
+    clusters, rate = len(successes), sum(successes) / sum(episodes)
+    if rate in (0.0, 1.0):
+        return float(clusters)
+    squares = sum((solved - rate * played) ** 2 for solved, played in zip(successes, episodes, strict=True))
+    between = clusters / (clusters - 1) * squares / sum(episodes) ** 2
+    return rate * (1 - rate) / between if between > 0 else math.inf
 
 
 def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
@@ -126,14 +136,23 @@ def rate_of_rounds(label: str, success_E: np.ndarray, rounds: int) -> Rate:
 
 
 def together(label: str, rates: Sequence[Rate]) -> Rate:
-    """Return the rate of all episodes of several evaluations, of other policies or start states."""
-    repeated = any(rate.effective is not None for rate in rates)
+    """Return the rate of evaluations of several runs; its interval is for the mean of runs like these.
+
+    Episodes of one run are alike: they count as those independent ones whose variance is that between the runs, fewer
+    by (z / t)^2 of Student's t for as many runs (Korn and Graubard 1998), at least one and at most all.
+    """
+    if len(rates) == 1:
+        return rates[0]
+    successes, episodes = [rate.successes for rate in rates], [rate.episodes for rate in rates]
+    most = sum(rate.effective or rate.episodes for rate in rates)
+    t = _T_975[min(len(rates), len(_T_975) + 1) - 2]
+    alike = sum(successes) in (0, sum(episodes))
     return Rate(
         label=label,
-        successes=sum(rate.successes for rate in rates),
-        episodes=sum(rate.episodes for rate in rates),
-        start_states=sum(rate.start_states or rate.episodes for rate in rates) if repeated else None,
-        effective=sum(rate.effective or rate.episodes for rate in rates) if repeated else None,
+        successes=sum(successes),
+        episodes=sum(episodes),
+        start_states=sum(rate.start_states or rate.episodes for rate in rates),
+        effective=most if alike else min(most, max(1.0, _worth(successes, episodes) * (_Z95 / t) ** 2)),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.zoo.evaluation.test_evaluator import episode, task
 from vla_gym.errors import BadValue
 from zoo.evaluation.statistics import (
+    Rate,
     binomial_exact,
     compare,
     compare_tasks,
@@ -24,6 +25,7 @@ from zoo.evaluation.statistics import (
     rates_by_suite,
     rates_by_task,
     sign_flip_exact,
+    together,
     wilson_interval,
 )
 
@@ -163,6 +165,23 @@ def test_tasks_are_compared_each_by_itself() -> None:
 )
 def test_wilson_interval(successes: int, episodes: int, low: float, high: float) -> None:
     assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("solved", "worth"),
+    [
+        # Rates 0.4, 0.5, 0.6: variance of the mean 0.01 / 3, so 75 episodes, by t of two degrees (1.95996 / 4.303)^2.
+        ((20, 25, 30), 75 * 0.207468),
+        ((10, 40), 1.0),  # 0.25 / 0.09 episodes, by (1.95996 / 12.706)^2: less than one
+        ((25, 25), 100.0),
+        ((0, 0), 100.0),
+        ((50,), None),  # one run is its episodes
+    ],
+)
+def test_the_interval_of_several_runs_is_over_runs(solved: tuple[int, ...], worth: float | None) -> None:
+    rate = together("runs", [Rate(label="one", successes=one, episodes=50) for one in solved])
+    assert (rate.successes, rate.episodes) == (sum(solved), 50 * len(solved))
+    assert rate.effective == (None if worth is None else pytest.approx(worth, rel=1e-4))
 
 
 def test_rates_by_task_and_suite_and_their_means() -> None:
