@@ -22,6 +22,7 @@ from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
 from vla_policies.conventions import Conventions
 from vla_policies.devices import for_gpu
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
+from vla_policies.modules.feature_cache import FeatureCache
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -259,12 +260,16 @@ class Backbone(nn.Module, ABC):
         """Context manager in which only `critic_parameters` change: what does not depend on them may be kept."""
         yield
 
-    @property
-    def kept_bytes(self) -> int:
-        """Most bytes of what it keeps of observations (`cache_features`; of nano, `freeze_encoder`)."""
-        return 0
+    # What frozen parts make of an observation ------------------------------------------------------
 
-    @property
-    def keeps_features(self) -> bool:
-        """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
-        return bool(self.kept_bytes)
+    kept: FeatureCache | None = None
+    """Features of earlier observations; None: nothing is kept."""
+    features_have_texts_length: bool = False
+    """Whether features of an observation depend on the length of the longest text beside it."""
+
+    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        """What the frozen parts make of B observations, batch first; `PolicyInputs.features` takes it."""
+        raise NotImplementedError(f"'{self.family}' keeps no features")
+
+    def keep_features(self) -> None:
+        """Keep features from acting for the epochs of an update, where parts are frozen and nothing else was set."""

@@ -18,8 +18,13 @@ _BUILT_FOR: ContextVar[torch.device | None] = ContextVar("built_for", default=No
 def upload(x: Tensor, device: torch.device) -> Tensor:
     """`x` on `device`. To a GPU it goes from pinned memory, so that the host does not wait for the copy."""
     if device.type == "cuda" and x.device.type == "cpu":
-        return x.pin_memory().to(device, non_blocking=True)
+        return (x if x.is_pinned() else x.pin_memory()).to(device, non_blocking=True)
     return x.to(device)
+
+
+def pinned_copy(x: Tensor) -> Tensor:
+    """A GPU's tensor in pinned main memory, from which it comes back without a wait; not for the CPU to read."""
+    return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
 
 
 @lru_cache(maxsize=256)

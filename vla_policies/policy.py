@@ -28,10 +28,10 @@ from vla_policies.backbone import Backbone
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
-from vla_policies.devices import built_for, download, upload
+from vla_policies.devices import built_for, download
 from vla_policies.loading import build_backbone, fresh_options, save_adapter, save_checkpoint
 from vla_policies.modules.training import GroupScaledAdamW, compile_blocks, parameter_groups
-from vla_policies.processing.observations import batch_observation, observation_keys, on_device
+from vla_policies.processing.observations import SEEN, batch_observation, observation_keys, on_device
 from vla_policies.resolver import PolicyRef, resolve_policy
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -151,27 +151,43 @@ class VLAPolicy(ActorCriticPolicy):
 
         Everything of the decision is on the CPU, where environments and buffers are: a GPU is waited for once.
         """
-        sample = self.backbone.act(self.prepare(obs), self.sampling, deterministic=deterministic, noise=noise)
-        return _on_host(sample)
+        seen = None if self.backbone.kept is None else observation_keys(batch_observation(obs, self.conventions)[0])
+        sample = self._decide(self.prepare(obs, seen), deterministic, noise)
+        return sample if seen is None else replace(sample, record={**sample.record, SEEN: seen})
 
+    def _decide(self, inputs: PolicyInputs, deterministic: bool, noise: Noise) -> ActionSample:
+        return _on_host(self.backbone.act(inputs, self.sampling, deterministic=deterministic, noise=noise))
+
+    @torch.no_grad()
     def predict_with_noise(self, observation: Observation, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
         """Env actions `[B, K, A]` for a batch, as of `predict`, with random numbers from `noise`, which has B rows."""
         space = self.action_space
         assert isinstance(space, spaces.Box)
         self.set_training_mode(False)
-        action_BKA = self._as_actions(self.act(self.obs_to_tensor(observation)[0], deterministic, noise).action_BKA)
-        return np.clip(action_BKA.cpu().numpy(), space.low, space.high)
+        # Nothing is kept of observations that no update goes over.
+        inputs = self.backbone.prepare(self.obs_to_tensor(observation)[0])
+        action_BKA = self._as_actions(self._decide(inputs, deterministic, noise).action_BKA)
+        return np.clip(action_BKA.numpy(), space.low, space.high)
 
     def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
-        record = {name: upload(tensor, self.device) for name, tensor in record.items()}
-        return self.backbone.evaluate(self.prepare(obs), record, self.sampling)
+        record = on_device(record, self.device)
+        return self.backbone.evaluate(self.prepare(obs, record.pop(SEEN, None)), record, self.sampling)
 
-    def prepare(self, obs: Observation) -> PolicyInputs:
-        """Return the backbone's inputs of B observations (the dict of `as_sb3()`), on the policy's device."""
+    def prepare(self, obs: Observation, seen: Tensor | None = None) -> PolicyInputs:
+        """Return the backbone's inputs of B observations (the dict of `as_sb3()`), on the policy's device.
+
+        Where features are kept they have these, found by `seen`, the `observation_keys` (None: computed here).
+        """
         batch, _ = batch_observation(obs, self.conventions)
         inputs = self.backbone.prepare(on_device(batch, self.device))
-        return replace(inputs, keys=observation_keys(batch)) if self.backbone.keeps_features else inputs
+        kept = self.backbone.kept
+        if kept is None:
+            return inputs
+        length = inputs.text_BL.shape[1] if self.backbone.features_have_texts_length else 0
+        keys = [(*key, length) for key in (observation_keys(batch) if seen is None else seen).tolist()]
+        made = kept.rows(keys, lambda places: self.backbone.features(inputs.mapped(lambda x: x[places])))
+        return replace(inputs, features=made)
 
     # Stable-Baselines3's contract -------------------------------------------------------------------
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
+
+
+def is_padded(mask_BL: Tensor) -> bool:
+    """Whether a mask hides anything; of one on a GPU, which would be waited for, that is taken as given."""
+    return mask_BL.device.type != "cpu" or not bool(mask_BL.all())
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,24 @@ class PolicyInputs:
     """True where a text token is real. On the CPU: padding decides what is computed, and a GPU would be waited for."""
     state_BS: Tensor | None
     """Proprioception, float32; None when the policy has no state input."""
-    keys: tuple[bytes, ...] | None = None
-    """A digest of each observation, by which a backbone keeps what it makes of one; None: nothing is kept."""
+    features: tuple[Tensor, ...] | None = None
+    """What `Backbone.features` made of them, batch first; None: it is computed on the way."""
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> PolicyInputs:
+        """The same of every tensor's `function`."""
+        return PolicyInputs(
+            pixels_BMCHW=function(self.pixels_BMCHW),
+            text_BL=function(self.text_BL),
+            text_mask_BL=function(self.text_mask_BL),
+            state_BS=None if self.state_BS is None else function(self.state_BS),
+            features=None if self.features is None else tuple(map(function, self.features)),
+        )
+
+    def trimmed(self) -> PolicyInputs:
+        """Without the right end of the text that is padding in every row: the masked result is the same, the work
+        less."""
+        length = int(self.text_mask_BL.sum(dim=1).max())
+        return replace(self, text_BL=self.text_BL[:, :length], text_mask_BL=self.text_mask_BL[:, :length])
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ ALLOWED_OURS = {
         "vla_gym.observation",
         "vla_gym.__version__",
         "vla_gym.reading",
+        "vla_gym.system.limits",
     },
     "zoo": {"vla_gym", "vla_policies", "zoo"},
 }

@@ -24,6 +24,7 @@ import zoo
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
+from vla_policies.modules.feature_cache import FeatureCache
 from vla_policies.modules.lora import attach, merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
@@ -292,3 +293,21 @@ def merged_gap(scheme: Scheme | None) -> float:
     if found.device.type != "cpu":
         raise AssertionError(f"merged weights lie on {found.device}")
     return float((found - expected).abs().max())
+
+
+def evicted_rows() -> tuple[list[list[float]], list[list[int]], set[str]]:
+    """Of a cache with room for two rows on the device and two in main memory: four rows read together, the places that
+    were made for "ab", "cd", all four, "e" and "a", and the devices of what was read."""
+    cache, made = FeatureCache(max_bytes=8, host_bytes=8), list[list[int]]()
+
+    def rows(keys: str) -> Tensor:
+        made.append([])
+
+        def make(places: list[int]) -> tuple[Tensor]:
+            made[-1].extend(places)
+            return (torch.tensor([[float(ord(keys[place]))] for place in places]).to(DEVICE),)
+
+        return cache.rows(keys, make)[0]
+
+    read = [rows(keys) for keys in ("ab", "cd", "abcd", "e", "a")]
+    return read[2].tolist(), made, {x.device.type for x in read}

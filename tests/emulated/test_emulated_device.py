@@ -66,6 +66,13 @@ def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: st
         assert costs.evaluate["launches"] <= BUDGETS[name][1]
 
 
+def test_kept_features_go_to_main_memory_and_come_back(on_device: Run) -> None:
+    read, made, devices = on_device(emulated_cases.evicted_rows)
+    assert read == [[97.0], [98.0], [99.0], [100.0]]
+    assert made == [[0, 1], [0, 1], [], [0], [0]]  # "e" pushes "c" out, which pushes "a" away
+    assert devices == {"emulated"}
+
+
 @pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
 def test_adapters_are_not_cast_at_every_decision(on_device: Run, family: str) -> None:
     options = {**TINY, "lora": LORA, "dtype": "bfloat16"}

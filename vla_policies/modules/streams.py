@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 from transformers import GemmaConfig
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm, apply_rotary_pos_emb
 
 from vla_policies.devices import upload
-from vla_policies.modules.feature_cache import Row
 from vla_policies.modules.training import checkpoint_fn
+from vla_policies.types import is_padded
 
 ROPE_THETA = 10000.0
 NORM_EPSILON = 1e-6
@@ -183,7 +182,7 @@ def run_prefix(
     """
     position_BL = upload((mask_BL.long().cumsum(dim=1) - 1).clamp(min=0), x_BLW.device)
     rotary = rotary_embedding(position_BL, head_dim, rotary_dtype or x_BLW.dtype)
-    padded, mask_BL = not bool(mask_BL.all()), upload(mask_BL, x_BLW.device)
+    padded, mask_BL = is_padded(mask_BL), upload(mask_BL, x_BLW.device)
     mask_B1QL = mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1) if padded else None
     run = checkpoint_fn(recompute=recompute)
     kept: list[KeyValue] = []
@@ -194,31 +193,6 @@ def run_prefix(
         x_BLW, own = run(layer, x_BLW, rotary, mask_B1QL)
         kept.append(own)
     return Prefix(tuple(kept), mask_BL, norm(x_BLW) if with_hidden else None)
-
-
-def split_prefix(prefix: Prefix) -> list[Row]:
-    """Split B observations into rows: the real tokens' keys and values `[L, C, F]` of every layer in turn, and last
-    their hidden states `[L, W]` where the prefix has them."""
-    length_B = prefix.mask_BL.sum(dim=1).tolist()
-    tensors = [x for layer in prefix.layers for x in (layer.key_BCLF, layer.value_BCLF)]
-    return [
-        (
-            *(x[place, :, :length].transpose(0, 1) for x in tensors),
-            *(() if prefix.hidden_BLW is None else (prefix.hidden_BLW[place, :length],)),
-        )
-        for place, length in enumerate(length_B)
-    ]
-
-
-def join_prefixes(rows: Sequence[Row]) -> Prefix:
-    """Inverse of `split_prefix`; padding, at the end of the shorter ones, is zeros."""
-    columns = [pad_sequence(list(column), batch_first=True) for column in zip(*rows, strict=True)]
-    length_B = torch.tensor([len(row[0]) for row in rows], device=columns[0].device)
-    hidden_BLW: Tensor | None = columns.pop() if len(columns) % 2 else None
-    place_L = torch.arange(columns[0].shape[1], device=length_B.device)
-    pairs = zip(columns[::2], columns[1::2], strict=True)
-    layers = (KeyValue(key.transpose(1, 2), value.transpose(1, 2)) for key, value in pairs)
-    return Prefix(tuple(layers), place_L < length_B[:, None], hidden_BLW)
 
 
 def masked_mean(x_BLD: Tensor, mask_BL: Tensor) -> Tensor:

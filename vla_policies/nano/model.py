@@ -34,7 +34,7 @@ from vla_policies.nano.layers import (
 )
 from vla_policies.processing.observations import MAX_TOKENS, channels_last, decode_instructions, pad_ids, tokenize
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
-from vla_policies.types import PolicyInputs
+from vla_policies.types import PolicyInputs, is_padded
 
 KEPT_BYTES = GIB
 """Largest size of the kept encodings where the encoder is not trained; one of an image of `tiny` has 28 KB."""
@@ -76,8 +76,7 @@ class NanoTrunk(Backbone):
         cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
     )
 
-    _encodings: FeatureCache | None = None
-    """Encodings kept while the encoder is not trained."""
+    features_have_texts_length = True
 
     def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
         """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
@@ -127,7 +126,7 @@ class NanoTrunk(Backbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         """Tensors of B observations, images `[B, H, W, 3]` or `[B, 3, H, W]` uint8, to `PolicyInputs`.
 
-        The text keeps a fixed length; the network drops columns in which every row is padding.
+        Columns of the text in which every row is padding are left out.
         """
         conventions = self.conventions
         pixels = [_pixels(obs[key], conventions.image_size, key) for key in conventions.cameras]
@@ -139,15 +138,7 @@ class NanoTrunk(Backbone):
             text_BL=upload(text_BL, device),
             text_mask_BL=mask_BL,
             state_BS=upload(obs["state"].float(), device) if conventions.state_dim else None,
-        )
-
-    @property
-    def kept_bytes(self) -> int:
-        return KEPT_BYTES if self._encoder_frozen else 0
-
-    @property
-    def keeps_features(self) -> bool:
-        return self._encodings is not None
+        ).trimmed()
 
     @contextmanager
     def critic_trained_alone(self) -> Iterator[None]:
@@ -158,21 +149,17 @@ class NanoTrunk(Backbone):
         try:
             yield
         finally:
-            self._encodings = None
+            self.kept = None
+
+    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        made = self._encode(inputs)
+        return made.context_BLD, made.points_BD, made.places_BD
 
     def encode_observation(self, inputs: PolicyInputs) -> Encoding:
         """One pass over words, images and state; none where the encoding is kept."""
-        inputs = _without_empty_columns(inputs)
-        if self._encodings is None or inputs.keys is None:
+        if inputs.features is None:
             return self._encode(inputs)
-        length = inputs.text_BL.shape[1].to_bytes(8)  # an encoding among shorter sentences has another shape
-
-        def encode(places: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-            made = self._encode(_at(inputs, places))
-            return list(zip(made.context_BLD, made.points_BD, made.places_BD, strict=True))
-
-        rows = self._encodings.rows([key + length for key in inputs.keys], encode)
-        context_BLD, points_BD, places_BD = (torch.stack(parts) for parts in zip(*rows, strict=True))
+        context_BLD, points_BD, places_BD = inputs.features
         return Encoding(context_BLD, inputs.text_mask_BL, points_BD, places_BD)
 
     def _encode(self, inputs: PolicyInputs) -> Encoding:
@@ -275,7 +262,7 @@ def _pixels(image: Tensor, size: int, key: str) -> Tensor:
 
 
 def _keep_encodings(trunk: NanoTrunk, *_: object) -> None:
-    trunk._encodings = FeatureCache(KEPT_BYTES)
+    trunk.kept = FeatureCache(KEPT_BYTES)
 
 
 def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:
@@ -287,25 +274,10 @@ def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]
     return x_BQD
 
 
-def _without_empty_columns(inputs: PolicyInputs) -> PolicyInputs:
-    """Cut the right end of the text that is padding in every row: the masked result is the same, the work less."""
-    length = int(inputs.text_mask_BL.sum(dim=1).max())
-    return replace(inputs, text_BL=inputs.text_BL[:, :length], text_mask_BL=inputs.text_mask_BL[:, :length])
-
-
-def _at(inputs: PolicyInputs, places: list[int]) -> PolicyInputs:
-    return PolicyInputs(
-        pixels_BMCHW=inputs.pixels_BMCHW[places],
-        text_BL=inputs.text_BL[places],
-        text_mask_BL=inputs.text_mask_BL[places],
-        state_BS=None if inputs.state_BS is None else inputs.state_BS[places],
-    )
-
-
 def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int, device: torch.device) -> Tensor | None:
     """Mask of all tokens but padding, bool `[B, 1, 1, length]`; None, which is faster, where nothing is padding."""
-    if bool(text_mask_BL.all()):
+    if not is_padded(text_mask_BL):
         return None
-    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool)
+    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool, device=text_mask_BL.device)
     mask_BL[:, before : before + text_mask_BL.shape[1]] = text_mask_BL
     return upload(mask_BL[:, None, None], device)

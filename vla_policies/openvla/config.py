@@ -64,8 +64,9 @@ class Settings:
     """Type of the weights (heads stay float32): "auto" is the checkpoint's own on a GPU, else float32."""
     recompute: bool = False
     """Activation checkpointing: keep only block inputs for the backward pass."""
-    cache_features: float = 0.0
-    """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none."""
+    cache_features: float | None = None
+    """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none. None:
+    PPO and GRPO keep as many as free memory allows."""
     quantization: Literal["int8", "nf4"] | None = None
     """Keep the linear layers of towers, projector and language model (not its head) in 8 or 4 bits, frozen."""
     lora: LoraSettings | None = None

@@ -57,7 +57,6 @@ class OpenVLAFamily(LoraBackbone):
                 f"value_outputs must be 1, or {conventions.chunk} for a value per step of the chunk, got {outputs}"
             )
         self.value_head = ValueHead(self.network.width, outputs)
-        self._features: FeatureCache | None = None
 
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
@@ -127,26 +126,17 @@ class OpenVLAFamily(LoraBackbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return self.processor.prepare(obs)
 
-    @property
-    def kept_bytes(self) -> int:
-        return int(self.config.settings.cache_features * GIB)
+    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        return (self.network.encode_images(inputs.pixels_BMCHW),)
 
     def encode_images(self, inputs: PolicyInputs) -> Tensor:
-        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, those of equal observations."""
-        pixels_BMCHW = inputs.pixels_BMCHW
-        if not self.keeps_features or inputs.keys is None:
-            return self.network.encode_images(pixels_BMCHW)
-        if self._features is None:
-            self._features = FeatureCache(self.kept_bytes)
-            if not self.network.image_encoder_frozen:
-                raise BadValue(
-                    "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
-                    f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
-                )
-        rows = self._features.rows(
-            inputs.keys, lambda places: [(x_PD,) for x_PD in self.network.encode_images(pixels_BMCHW[places])]
-        )
-        return torch.stack([patch_PD for (patch_PD,) in rows])
+        """Projected patches of all images, `[B, M * P, D]`."""
+        return self.features(inputs)[0] if inputs.features is None else inputs.features[0]
+
+    def keep_features(self) -> None:
+        asked = self.config.settings.cache_features
+        if asked is None and self.kept is None and self.network.image_encoder_frozen:
+            self.kept = FeatureCache()
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""
@@ -187,7 +177,7 @@ class OpenVLAFamily(LoraBackbone):
         saved = self.config
         if self.has_adapter:
             # Merged, no weights are rounded any more and all of them train.
-            saved = replace(saved, settings=replace(saved.settings, quantization=None, cache_features=0.0))
+            saved = replace(saved, settings=replace(saved.settings, quantization=None, cache_features=None))
         own_settings = checkpoint.own_settings(self.family, saved, self.conventions, config["sampling"])
         checkpoint.save_folder(folder, saved, self.network, self.value_head, own_settings)
         self.save_heads(folder)
@@ -219,8 +209,14 @@ class OpenVLAFamily(LoraBackbone):
             write_json(folder / STATISTICS_FILE, self.config.statistics, sort_keys=True)
 
     def finish(self) -> None:
-        self._features = None
         self.network.freeze_unused()
+        asked = self.config.settings.cache_features
+        self.kept = FeatureCache(int(asked * GIB)) if asked else None
+        if asked and not self.network.image_encoder_frozen:
+            raise BadValue(
+                "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
+                f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
+            )
 
     def merge_adapter(self) -> None:
         if (scheme := self.config.settings.quantization) is not None:
@@ -230,7 +226,7 @@ class OpenVLAFamily(LoraBackbone):
             )
         super().merge_adapter()
         # All of it trains from here on, so no features can be cached.
-        self._set(cache_features=0.0)
+        self._set(cache_features=None)
         self.network.requires_grad_(True)
         self.finish()
 

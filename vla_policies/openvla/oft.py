@@ -30,7 +30,7 @@ from vla_policies.openvla.llama import Segment, run_layers
 from vla_policies.openvla.network import MLP
 from vla_policies.processing.statistics import read_statistics
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
-from vla_policies.types import ActionSample, PolicyInputs
+from vla_policies.types import ActionSample, PolicyInputs, is_padded
 
 _log = logging.getLogger(__name__)
 
@@ -226,10 +226,10 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         if self.config.settings.stop_token:
             parts.append(self.network.embed_tokens(torch.full_like(inputs.text_BL[:, :1], STOP)))
         x_BLD = torch.cat(parts, dim=1)
-        real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool)
+        real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool, device=inputs.text_mask_BL.device)
         real_BL[:, num_observed + 1 : num_observed + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
         # Without padding there is no mask, so that attention runs its fastest kernels.
-        mask = None if bool(inputs.text_mask_BL.all()) else upload(real_BL, x_BLD.device)[:, None, None]
+        mask = upload(real_BL, x_BLD.device)[:, None, None] if is_padded(inputs.text_mask_BL) else None
         segment = Segment(x_BLD, upload(real_BL.cumsum(dim=1) - 1, x_BLD.device), mask)
         last_B = upload(num_observed + inputs.text_mask_BL.sum(dim=1) - 1, x_BLD.device)
         return segment, last_B, num_observed + inputs.text_BL.shape[1]

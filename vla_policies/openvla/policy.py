@@ -24,7 +24,7 @@ from vla_policies.devices import upload
 from vla_policies.openvla.config import OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers
-from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs, is_padded
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class OpenVLABackbone(OpenVLAFamily):
         return Prompt(
             segment=Segment(x_BLD, position_1L, mask=None, causal=True),
             last_B=upload(patch_BPD.shape[1] + inputs.text_mask_BL.sum(dim=1) - 1, x_BLD.device),
-            padded=not bool(inputs.text_mask_BL.all()),
+            padded=is_padded(inputs.text_mask_BL),
         )
 
     def _last_hidden(self, prompt: Prompt, x_BLD: Tensor) -> Tensor:

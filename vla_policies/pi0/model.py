@@ -212,8 +212,8 @@ class Pi0Backbone(VLMFlowBackbone):
     # Deciding -----------------------------------------------------------------------------------------
 
     def encode(self, inputs: PolicyInputs) -> Context:
-        prefix = self.prefix_of(inputs)
-        return Context(prefix, inputs.state_BS, prefix.mean_BW)
+        prefix, mean_BW = self.prefix_of(inputs)
+        return Context(prefix, inputs.state_BS, mean_BW)
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BQE = self.network.hidden(context.memory, x_BHD, time_B, context.state_BS)

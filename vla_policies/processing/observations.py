@@ -24,7 +24,9 @@ from vla_gym.reading import read_text
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
 
-HOST_KEYS = ("instruction", "state")
+SEEN = "seen"
+"""Of the record of a decision, where features are kept: the `observation_keys` of what it was made for."""
+HOST_KEYS = ("instruction", "state", SEEN)
 """Parts that are read on the CPU: words become tokens there, and a state may become words."""
 MOST_BYTES = 64 * 2**20
 """Largest tokenizer file that is read; PaliGemma's, with 257,152 pieces, has 17 MB."""
@@ -70,20 +72,20 @@ def batch_observation(obs: object, conventions: Conventions) -> tuple[dict[str, 
 
 
 def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The batch with its images on `device`."""
+    """The batch with all but `HOST_KEYS` on `device`."""
     return {key: x if key in HOST_KEYS else upload(x, device) for key, x in batch.items()}
 
 
-def observation_keys(batch: Mapping[str, Tensor]) -> tuple[bytes, ...]:
-    """A digest of each of the B observations of a batch `[B, ...]`: of its bytes, 128 bits."""
+def observation_keys(batch: Mapping[str, Tensor]) -> Tensor:
+    """A digest of each of the B observations of a batch `[B, ...]`: of its bytes, 128 bits, int64 `[B, 2]`."""
     arrays = [batch[name].cpu().contiguous().numpy() for name in sorted(batch)]
-    keys = []
+    keys = bytearray()
     for row in zip(*arrays, strict=True):
         digest = hashlib.blake2b(digest_size=16)
         for array in row:
             digest.update(array)
-        keys.append(digest.digest())
-    return tuple(keys)
+        keys += digest.digest()
+    return torch.frombuffer(keys, dtype=torch.int64).view(-1, 2)
 
 
 def channels_last(image: Tensor, key: str) -> Tensor:

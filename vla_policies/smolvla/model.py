@@ -187,9 +187,9 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
 
     def encode(self, inputs: PolicyInputs) -> Context:
         assert inputs.state_BS is not None
-        prefix, reads_state = self.prefix_of(inputs), self.learning.value_feature == "state"
+        (prefix, mean_BW), reads_state = self.prefix_of(inputs), self.learning.value_feature == "state"
         whole, state_BW = self.network.read_state(prefix, inputs.state_BS, with_hidden=reads_state)
-        return Context(self.network.expert.memory(whole), None, state_BW if reads_state else prefix.mean_BW)
+        return Context(self.network.expert.memory(whole), None, state_BW if reads_state else mean_BW)
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BHE = self.network.hidden(context.memory, x_BHD, time_B)

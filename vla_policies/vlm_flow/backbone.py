@@ -23,7 +23,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import FlowBackbone
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.heads import Critic, NoiseHead
-from vla_policies.modules.streams import Prefix, join_prefixes, split_prefix
+from vla_policies.modules.streams import KeyValue, Prefix
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.config import WORDS, FlowLearning, VLMFlowConfig
 from vla_policies.vlm_flow.processor import FlowProcessor
@@ -172,7 +172,7 @@ class VLMFlowBackbone(FlowBackbone):
         return self.value_head.parameters()
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        return self.processor.prepare(obs)
+        return self.processor.prepare(obs).trimmed()
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         return self.processor.to_env(x_BHD, inputs)
@@ -194,34 +194,35 @@ class VLMFlowBackbone(FlowBackbone):
                 feature_BW = self.expert_feature(context, num, device)
         return self.value_head(feature_BW.detach() if detached else feature_BW)
 
-    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        """Images and text through the VLM."""
-        x_BLW, mask_BL = self.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
-        return self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
+    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        prefix = self._encode_prefix(inputs)
+        tensors = [x for layer in prefix.layers for x in (layer.key_BCLF, layer.value_BCLF)]
+        mean = () if prefix.mean_BW is None else (prefix.mean_BW,)
+        return torch.stack(tensors, dim=1), prefix.mask_BL, *mean
 
-    def prefix_of(self, inputs: PolicyInputs) -> Prefix:
-        """Images and text, encoded; with `cache_features`, kept ones of equal observations."""
-        observed = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
-        if self._prefixes is None or inputs.keys is None:
-            return self._encode_trimmed(*observed)
-        rows = self._prefixes.rows(
-            inputs.keys, lambda places: split_prefix(self._encode_trimmed(*(x[places] for x in observed)))
-        )
-        return join_prefixes(rows)
+    def prefix_of(self, inputs: PolicyInputs) -> tuple[Prefix, Tensor | None]:
+        """Images and text, encoded, and the mean of their hidden states where the critic reads it."""
+        if inputs.features is None:
+            prefix = self._encode_prefix(inputs)
+            return prefix, prefix.mean_BW
+        stacked_BTCLF, mask_BL, *mean = inputs.features
+        tensors = stacked_BTCLF.unbind(dim=1)
+        layers = tuple(map(KeyValue, tensors[::2], tensors[1::2]))
+        return Prefix(layers, mask_BL, None), mean[0] if mean else None
 
-    def _encode_trimmed(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        """As `encode_prefix`, without text columns that are padding for all, nor a graph where all is frozen."""
-        length = int(text_mask_BL.sum(dim=1).max())
+    def _encode_prefix(self, inputs: PolicyInputs) -> Prefix:
+        """Images and text through the VLM, without a graph where all of it is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._prefix_is_frozen):
-            return self.encode_prefix(pixels_BMCHW, text_BL[:, :length], text_mask_BL[:, :length])
+            x_BLW, mask_BL = self.vlm.embed(inputs.pixels_BMCHW, None, inputs.text_BL, inputs.text_mask_BL)
+            return self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
 
     @property
     def _prefix_is_frozen(self) -> bool:
         return self.learning.train_expert_only
 
-    @property
-    def kept_bytes(self) -> int:
-        return int(self.learning.cache_features * GIB)
+    def keep_features(self) -> None:
+        if self.learning.cache_features is None and self.kept is None and self._prefix_is_frozen:
+            self.kept = FeatureCache()
 
     @property
     def _vlm_dtype(self) -> torch.dtype:
@@ -230,4 +231,5 @@ class VLMFlowBackbone(FlowBackbone):
         return torch.bfloat16 if half else torch.float32
 
     def _reset_cache(self) -> None:
-        self._prefixes = FeatureCache(self.kept_bytes) if self.kept_bytes else None
+        asked = self.learning.cache_features
+        self.kept = FeatureCache(int(asked * GIB)) if asked else None

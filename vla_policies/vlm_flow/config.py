@@ -118,8 +118,9 @@ class FlowLearning:
     """Freeze the VLM: its pass then keeps no activations."""
     recompute_activations: bool = False
     """Keep only the layers' inputs while training and run the layers again in the backward pass."""
-    cache_features: float = 0.0
-    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
+    cache_features: float | None = None
+    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none. None:
+    PPO and GRPO keep as many as free memory allows."""
     vlm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the VLM's weights: "auto" is bfloat16 for a frozen VLM on a GPU, else float32. The expert and the
     heads stay in float32."""

@@ -49,7 +49,7 @@ from zoo.algorithms.update_metrics import (
     warn_of_faults,
 )
 from zoo.config.algorithm_configs import ADAPTER_LACKING, CreditLevel, OnPolicyConfig
-from zoo.distributed.fsdp import check_learnable, offloaded_state
+from zoo.distributed.fsdp import check_learnable, offloaded_state, will_shard
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer, Step
@@ -327,6 +327,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             raise BadValue(f"training needs schedule='random', got '{self.envs.config.schedule}', which ends")
         check_share(self.envs, self.process_group)
         check_learnable(self.policy)
+        if not will_shard():
+            self.policy.backbone.keep_features()
         self.check_reference_at_start()
         if self.demonstrations is not None:
             check_same({"what bc_dataset holds": self.demonstrations.digests[0]}, self.process_group)

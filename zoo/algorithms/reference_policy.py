@@ -61,8 +61,9 @@ def _frozen_copy(policy: Any) -> VLAPolicy:
     optimizer, policy.optimizer = policy.optimizer, None
     frozen = [parameter for parameter in policy.parameters() if not parameter.requires_grad]
     codes = [code for layer in quantized_layers(policy).values() for code in layer.buffers()]
+    shared = (*frozen, *codes, policy.backbone.kept)
     try:
-        copied: VLAPolicy = deepcopy(policy, dict[int, Any]({id(one): one for one in (*frozen, *codes)}))
+        copied: VLAPolicy = deepcopy(policy, dict[int, Any]({id(one): one for one in shared}))
     finally:
         policy.optimizer = optimizer
     copied.requires_grad_(False)

@@ -268,12 +268,11 @@ def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank, policy: PolicyR
 
 def _weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
     """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
-    kept, settings = counted.backbone.kept_bytes, config.algorithm
+    kept, settings = counted.backbone.kept, config.algorithm
     sizes = {"weights, frozen": counted.frozen, f"weights, trained: {counted.num_trained:,} numbers": counted.trained}
     if settings.kl_coef and settings.kl_reference == "copy":
         sizes["the reference policy's own weights"] = counted.trained
-        kept *= 2
-    sizes["kept features, at most"] = kept
+    sizes["kept features, at most"] = (kept and kept.max_bytes) or 0
     if "actor" in rank.roles and rank.sharded:
         sizes |= _sharded_sizes(counted, rank.num_learners)
     elif "actor" in rank.roles:

@@ -94,7 +94,7 @@ def check_learnable(policy: nn.Module) -> None:
     has not.
     """
     backbone = getattr(policy, "backbone", policy)
-    if will_shard() and getattr(backbone, "keeps_features", False):
+    if will_shard() and getattr(backbone, "kept", None) is not None:
         raise BadValue(
             "kept features do not go with FSDP2, whose ranks must run the frozen part together: give policy_kwargs:"
             "{backbone_kwargs: {cache_features: 0}} (of nano: {freeze_encoder: false}), or learn by DDP: accelerate "

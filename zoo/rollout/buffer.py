@@ -252,7 +252,7 @@ class ChunkRolloutBuffer:
             ref_logprob_BW, token_mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
         return Minibatch(
             obs=on_device({key: whole.flatten(0, 1)[index_B] for key, whole in self.obs.items()}, device),
-            choice={key: take(whole) for key, whole in self.record.items()},
+            choice=on_device({key: whole.flatten(0, 1)[index_B] for key, whole in self.record.items()}, device),
             executed_B=executed_B,
             old_logprob_BL=old_logprob_BL,
             advantage_BL=advantage_BL,

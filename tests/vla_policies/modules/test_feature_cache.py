@@ -2,69 +2,81 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+import vla_gym
+import zoo
 from tests.vla_policies.conftest import tiny_policy, two_observations
 from vla_gym.errors import BadValue
+from vla_policies.actions.sampling import Sampling
+from vla_policies.footprint import Footprint, Meter
 from vla_policies.modules.feature_cache import FeatureCache, check_gib
 from vla_policies.openvla.network import LANGUAGE_TARGETS
+from vla_policies.registry import family_class
 
-FAMILIES = pytest.mark.parametrize(
-    "family", ["openvla-oft", "pi0", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("openvla", "pi05"))]
-)
+OTHERS = (pytest.param(name, marks=pytest.mark.thorough) for name in ("openvla", "pi05"))
+FAMILIES = pytest.mark.parametrize("family", ["openvla-oft", "pi0", "smolvla", *OTHERS])
 
 
-def counted(cache: FeatureCache, keys: list[bytes]) -> list[int]:
-    """The places that had to be made; row i is [i] as one float32."""
+def counted(cache: FeatureCache, keys: str) -> list[int]:
+    """The places that had to be made; the row of each is its place as one float32."""
     asked: list[int] = []
 
-    def make(places: list[int]) -> list[tuple[Tensor, ...]]:
+    def make(places: list[int]) -> tuple[Tensor]:
         asked.extend(places)
-        return [(torch.tensor([float(place)]),) for place in places]
+        return (torch.tensor([[float(place)] for place in places]),)
 
-    rows = cache.rows(keys, make)
-    assert len(rows) == len(keys)
+    (rows,) = cache.rows(keys, make)
+    assert rows.shape == (len(keys), 1)
     return asked
 
 
 def test_what_is_there_is_not_made_again() -> None:
     cache = FeatureCache(max_bytes=100)
-    assert counted(cache, [b"a", b"b"]) == [0, 1]
-    assert counted(cache, [b"c", b"b"]) == [0]
+    assert counted(cache, "ab") == [0, 1]
+    assert counted(cache, "cbc") == [2]
     assert cache.num_bytes == 3 * 4
 
 
 def test_the_longest_unused_go_first() -> None:
     cache = FeatureCache(max_bytes=8)  # two rows of 4 bytes
-    counted(cache, [b"a", b"b"])
-    counted(cache, [b"a"])
-    assert counted(cache, [b"c"]) == [0]
+    counted(cache, "ab")
+    counted(cache, "a")
+    assert counted(cache, "c") == [0]
     assert cache.num_bytes == 8
-    assert counted(cache, [b"a", b"c"]) == []
-    assert counted(cache, [b"b"]) == [0]
+    assert counted(cache, "ac") == []
+    assert counted(cache, "b") == [0]
 
 
 def test_a_row_does_not_keep_its_batch_alive() -> None:
     cache = FeatureCache(max_bytes=100)
-    batch = torch.zeros(50, 1)
-    ((row,),) = cache.rows([b"a"], lambda _: [(batch[0],)])
-    ((kept,),) = cache.rows([b"a"], lambda _: [])
-    assert torch.equal(row, kept)
-    assert kept.untyped_storage().nbytes() == 4
+    cache.rows("a", lambda _: (torch.zeros(50, 1)[:1],))
+    assert cache._rows["a"][0].untyped_storage().nbytes() == 4
+
+
+def test_shorter_rows_are_filled_up() -> None:
+    cache = FeatureCache(max_bytes=100)
+    cache.rows("a", lambda _: (torch.ones(1, 2, 1),))
+    (rows,) = cache.rows("ab", lambda _: (torch.full((1, 2, 3), 2.0),))
+    assert rows.tolist() == [[[1, 0, 0], [1, 0, 0]], [[2, 2, 2], [2, 2, 2]]]
 
 
 def frozen(family: str) -> dict[str, Any]:
     """The options that leave the eyes of a family frozen."""
-    return {"lora": {"rank": 2, "targets": LANGUAGE_TARGETS}} if family.startswith("openvla") else {}
+    if family.startswith("openvla"):
+        return {"lora": {"rank": 2, "targets": LANGUAGE_TARGETS}}
+    return {"train_expert_only": True}
 
 
 @FAMILIES
 def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
-    plain = tiny_policy(family, frozen(family))
+    plain = tiny_policy(family, {**frozen(family), "cache_features": 0.0})
     keeping = tiny_policy(family, {**frozen(family), "cache_features": 0.01})
     obs = two_observations()
     for _ in range(2):  # the second time from what was kept
@@ -75,8 +87,8 @@ def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
         assert torch.equal(samples[0].action_BKA, samples[1].action_BKA)
         assert torch.equal(samples[0].logprob_BKA, samples[1].logprob_BKA)
         assert torch.equal(samples[0].value_B, samples[1].value_B)
-        for policy in (plain, keeping):
-            result = policy.evaluate(obs, samples[0].record)
+        for policy, sample in zip((plain, keeping), samples, strict=True):
+            result = policy.evaluate(obs, sample.record)
             assert torch.equal(result.logprob_BKA, samples[0].logprob_BKA)
             (result.logprob_BKA.sum() + result.value_B.sum()).backward()
             policy.optimizer.step()
@@ -85,9 +97,60 @@ def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
         assert torch.equal(parameter, other)
 
 
+@pytest.mark.parametrize("family", ["pi0", pytest.param("smolvla", marks=pytest.mark.thorough)])
+def test_an_update_computes_the_frozen_part_of_no_decision_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without being asked to, and with the weights of an update that does."""
+    weights, seen, at_update = [], [], []
+    backbone, features, train = family_class(family), family_class(family).features, zoo.PPO.train
+
+    def counting(self: Any, inputs: Any) -> Any:
+        seen.append(len(inputs.text_BL))
+        return features(self, inputs)
+
+    def updating(self: Any) -> None:
+        at_update.append(len(seen))
+        train(self)
+        at_update.append(len(seen))
+
+    monkeypatch.setattr(backbone, "features", counting)
+    monkeypatch.setattr(zoo.PPO, "train", updating)
+    for options in ({}, {"cache_features": 0.0}):
+        env = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0)
+        kwargs = {"backbone": family, "backbone_kwargs": {"size": "tiny", **frozen(family), **options}}
+        sizes: dict[str, Any] = {"n_steps": 4, "batch_size": 8, "n_epochs": 3}
+        model = zoo.PPO("VLAPolicy", env.as_sb3(), policy_kwargs=kwargs, seed=0, device="cpu", **sizes).learn(1)
+        weights.append(torch.cat([x.flatten() for x in model.policy.parameters()]))
+    assert seen[:4] == [4] * 4
+    assert at_update == [len(seen), len(seen), len(seen), len(seen)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "most", "least_without"),
+    [
+        ("pi0", 0.2, 2.6),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in [("pi05", 0.2, 2.6), ("smolvla", 0.01, 0.4)]),
+    ],
+)
+def test_an_update_at_the_published_size_is_the_experts(family: str, most: float, least_without: float) -> None:
+    """TFLOP of one decision, two cameras, forward and backward, as torch counts products on the meta device."""
+    own = replace(family_class(family).default_conventions, cameras=("image", "wrist_image"))
+    footprint = Footprint(family, own, {"train_expert_only": True})
+    inputs, length = footprint._inputs(1)
+    record, backbone, found = footprint._record, footprint.backbone, []
+    with Meter(scalar=length):
+        for given in (replace(inputs, features=backbone.features(inputs)), inputs):
+            with FlopCounterMode(display=False) as flop:
+                result = backbone.evaluate(given, record, Sampling())
+                (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+            found.append(flop.get_total_flops() / 1e12)
+    assert found[0] <= most
+    assert found[1] >= least_without
+
+
 def test_trained_image_encoders_are_refused() -> None:
     with pytest.raises(BadValue, match="cache_features is for frozen image towers, and these are trained"):
-        tiny_policy("openvla-oft", {"cache_features": 1.0}).act(two_observations())
+        tiny_policy("openvla-oft", {"cache_features": 1.0})
     with pytest.raises(BadValue, match="cache_features"):
         tiny_policy("pi0", {"cache_features": 1.0, "train_expert_only": False})
 

@@ -30,7 +30,12 @@ def nano(conventions: Conventions) -> NanoBackbone:
 
 def inputs_of(nano: NanoTrunk, obs: dict[str, np.ndarray]) -> PolicyInputs:
     tensors = {key: torch.from_numpy(value) for key, value in obs.items()}
-    return replace(nano.prepare(tensors), keys=observation_keys(tensors))
+    inputs, kept = nano.prepare(tensors), nano.kept
+    if kept is None:
+        return inputs
+    keys = map(tuple, observation_keys(tensors).tolist())
+    made = kept.rows(list(keys), lambda places: nano.features(inputs.mapped(lambda x: x[places])))
+    return replace(inputs, features=made)
 
 
 @pytest.mark.parametrize("part", ["logits_BKAV", "value_B"])
@@ -117,7 +122,7 @@ def test_an_observation_is_encoded_once_while_the_critic_is_trained_alone(
     expected, of_others = nano(inputs_of(nano, obs)), nano(inputs_of(nano, others))
     encoded.clear()
     with nano.critic_trained_alone():
-        assert nano.keeps_features
+        assert nano.kept is not None
         first = nano(inputs_of(nano, {key: value[:4] for key, value in obs.items()}))
         second = nano(inputs_of(nano, obs))
         third = nano(inputs_of(nano, others))
@@ -162,7 +167,7 @@ def test_a_frozen_encoder_sees_an_observation_once_to_act_and_to_learn(frozen: V
         torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA[rows])
     with frozen.backbone.critic_trained_alone():
         frozen.evaluate(obs, sample.record)
-    assert frozen.backbone.keeps_features
+    assert frozen.backbone.kept is not None
     assert sizes == [6] * 2  # cameras
 
 
@@ -171,15 +176,15 @@ def test_a_checkpoint_says_that_its_encoder_is_frozen_until_it_is_told_otherwise
 ) -> None:
     frozen.save_pretrained(tmp_path / "again")
     again, thawed = opened(tmp_path / "again"), opened(tmp_path / "again", freeze_encoder=False)
-    assert again.backbone.keeps_features
-    assert not thawed.backbone.keeps_features
+    assert again.backbone.kept is not None
+    assert thawed.backbone.kept is None
     assert all(p.requires_grad for p in thawed.backbone.parameters())
     obs = make_obs(3)
     assert np.array_equal(thawed.predict(obs, deterministic=True)[0], frozen.predict(obs, deterministic=True)[0])
     with pytest.raises(BadValue, match=r"backbone_kwargs are for fresh weights; .*'critic'"):
         opened(tmp_path / "again", freeze_encoder=True, critic="own")
     frozen.save(str(tmp_path / "sb3.pth"))
-    assert VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu").backbone.keeps_features
+    assert VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu").backbone.kept is not None
 
 
 def test_pixels_by_hand(nano: NanoBackbone, make_obs: MakeObs) -> None:

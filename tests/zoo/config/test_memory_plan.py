@@ -216,7 +216,7 @@ def test_passes_honour_recomputing():
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("openvla-oft", {}),
+        ("openvla-oft", {"lora": {"rank": 2, "targets": ["q_proj"]}}),
         pytest.param("pi0", {}, marks=pytest.mark.thorough),
         pytest.param("smolvla", {"train_expert_only": True}, marks=pytest.mark.thorough),
     ],
