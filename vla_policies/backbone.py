@@ -72,6 +72,8 @@ class Backbone(nn.Module, ABC):
     """The `backbone_kwargs` by which one maker's program reads a checkpoint otherwise than another's."""
     played_options: ClassVar[Mapping[str, Any]] = {}
     """The `backbone_kwargs` with which all makers' programs let published checkpoints act."""
+    length_hint: ClassVar[str] = ""
+    """What helps where actions of the environment have another length, in words."""
     recompute_option: ClassVar[str | None] = None
     """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None

@@ -104,18 +104,33 @@ def check_spaces(
     conventions: Conventions, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> None:
     """Raise `BadValue` when an environment lacks one of the policy's inputs, or takes other chunks."""
-    env = conventions_of(observation_space, action_space)
-    missing = [key for key in conventions.cameras if key not in env.cameras]
-    if missing:
-        raise BadValue(f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}")
-    check_lengths(conventions.lengths, env.lengths)
+    check_fits(conventions, conventions_of(observation_space, action_space))
 
 
-def check_lengths(policy: Mapping[str, int], env: Mapping[str, int]) -> None:
-    """Raise `BadValue` where an environment's lengths are not the policy's; without a state input any state fits."""
+def check_fits(policy: Conventions, env: Conventions, hint: str = "") -> None:
+    """Raise `BadValue` when an environment lacks one of the policy's inputs, or takes other actions.
+
+    `hint`: see `check_lengths`.
+    """
+    if not set(policy.cameras) <= set(env.cameras):
+        raise BadValue(
+            f"the policy looks at {list(policy.cameras)}, the environment gives {list(env.cameras)}; "
+            "wrist_camera: true gives wrist_image"
+        )
+    check_lengths(policy.lengths, env.lengths, hint)
+    if env.action_spec is not None:
+        check_compatible(env.action_spec, policy.action_spec)
+
+
+def check_lengths(policy: Mapping[str, int], env: Mapping[str, int], hint: str = "") -> None:
+    """Raise `BadValue` where an environment's lengths are not the policy's; without a state input any state fits.
+
+    `hint`: what helps where an action has another length, `Backbone.length_hint`.
+    """
     for name, wanted in policy.items():
         if wanted != env[name] and not (name == "state_dim" and wanted == 0):
-            raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={env[name]}")
+            more = hint if name == "action_dim" else ""
+            raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={env[name]}{more}")
 
 
 def check_compatible(env_spec: ActionSpec, policy_spec: ActionSpec | None) -> None:

@@ -18,7 +18,7 @@ from vla_policies.checkpoint_io.folder import CONFIG_FILE
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, to_json
 from vla_policies.checkpoint_io.manifest import model_sha256, writing_manifest
-from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
+from vla_policies.conventions import Conventions, conventions_of
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import FORMAT_VERSION, PolicyRef
 
@@ -34,11 +34,7 @@ def build_backbone(
     wanted = conventions_of(observation_space, action_space, spec)
     if ref.fresh:
         return fresh_backbone(ref.family, wanted, ref.request.options), Sampling()
-    backbone, sampling = load_checkpoint(ref.fetched().reading(wanted=wanted))
-    check_spaces(backbone.conventions, observation_space, action_space)
-    if spec is not None:
-        check_compatible(spec, backbone.conventions.action_spec)
-    return backbone, sampling
+    return load_checkpoint(ref.fetched().fitted(wanted, ref.request.suite))
 
 
 def load_checkpoint(ref: PolicyRef) -> tuple[Backbone, Sampling]:

@@ -44,7 +44,7 @@ from vla_policies.checkpoint_io.hub import (
 )
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
 from vla_policies.checkpoint_io.manifest import Manifest, check_base, check_manifest, read_manifest
-from vla_policies.conventions import Conventions
+from vla_policies.conventions import Conventions, check_fits
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, PUBLISHED_LAYOUTS, family_class
@@ -166,6 +166,12 @@ class PolicyRef:
     def read_by(self, settings: Mapping[str, Any], **changes: Any) -> PolicyRef:
         """As `reading`, by other keyword arguments of `VLAPolicy`; `family`, `base` and `revision` must be the same."""
         return self.reading(**_reading(settings), **changes)
+
+    def fitted(self, env: Conventions, suite: str | None) -> PolicyRef:
+        """Return the record of the same files read for an environment; raises `BadValue` where they do not fit it."""
+        ref = self.reading(suite=suite, action_spec=env.action_spec, wanted=env)
+        check_fits(ref.conventions, env, self.backbone_class.length_hint)
+        return ref
 
     @contextmanager
     def opened(self) -> Iterator[tuple[type[Backbone], ModelFolder]]:

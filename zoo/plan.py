@@ -33,6 +33,7 @@ from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
 from zoo.training.run_plan import RunPlan, arithmetic_lines, memory_lines, ranks
+from zoo.training.start_weights import check_fit
 
 
 def parser() -> OneLineParser:
@@ -60,6 +61,8 @@ def plan_lines(
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config)
+    if policy is not None and policy.folder is not None:
+        check_fit(config, policy)
     yield from arithmetic_lines(plan, resume)
     yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):

@@ -10,6 +10,7 @@ from vla_policies.processing.statistics import Statistics
 from vla_policies.vlm_flow.lerobot import (
     check_supported,
     feature_dims,
+    known_cameras,
     lerobot_statistics,
     normalizations,
     write_processors,
@@ -88,3 +89,28 @@ def test_a_step_that_is_not_known_is_refused_unless_it_is_off(tmp_path: Path) ->
             lerobot_statistics(tmp_path)
     path.write_text(json.dumps({**record, "steps": [*record["steps"], {**step, "config": {"enabled": False}}]}))
     assert lerobot_statistics(tmp_path)["default"]["state"] == STATE
+
+
+IMAGES = "observation.images."
+
+
+@pytest.mark.parametrize(
+    ("names", "renames", "known"),
+    [
+        (["camera1", "camera2", "camera3"], {}, ("image", "wrist_image")),
+        (["camera1"], {}, ("image",)),
+        # lerobot's LIBERO: image is the main camera, image2 the wrist's.
+        (["camera1", "camera2"], {"image": "camera1", "image2": "camera2"}, ("image", "wrist_image")),
+        (["camera1", "camera2"], {"image2": "camera1", "image": "camera2"}, ("wrist_image", "image")),
+        (["image2", "image"], {}, ("wrist_image", "image")),
+        (["image", "image2"], {"image": "image2", "image2": "image"}, ("wrist_image", "image")),
+        (["camera1", "camera2"], {"camera1": "camera2", "camera2": "camera1"}, ("wrist_image", "image")),
+        (["camera1", "camera2"], {"wrist": "camera1", "front": "camera2"}, ("wrist_image", "image")),
+        (["camera1", "camera2"], {"front": "camera2", "side": "camera1"}, ("wrist_image", "image")),
+    ],
+)
+def test_renamed_cameras_are_the_environments_by_their_former_names(
+    names: list[str], renames: dict[str, str], known: tuple[str, ...]
+) -> None:
+    full = {IMAGES + old: IMAGES + new for old, new in renames.items()}
+    assert known_cameras([IMAGES + name for name in names], full) == known

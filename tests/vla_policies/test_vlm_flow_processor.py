@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
-from vla_gym.errors import BadValue
-from vla_policies.conventions import Conventions
-from vla_policies.processing.statistics import Statistics
-from vla_policies.smolvla.config import tiny_config
-from vla_policies.smolvla.processor import SmolVLAProcessor
 from vla_policies.vlm_flow.processor import TextTokenizer, words_encoder
 
 
@@ -35,12 +29,3 @@ def test_hashed_words_stay_in_the_vocabulary() -> None:
     ids = words_encoder(109, 120)("put the bowl on the plate")
     assert ids[1] == ids[4]
     assert all(109 <= token < 120 for token in ids)
-
-
-def test_statistics_too_short_are_named_unless_they_are_left_out() -> None:
-    config, tokenizer = tiny_config(), TextTokenizer(letters, 3)
-    conventions = Conventions(cameras=("image",), image_size=64, state_dim=3, chunk=4, action_dim=2)
-    short = replace(config.preprocessing, state=Statistics(mean=(1.0,), std=(2.0,)))
-    with pytest.raises(BadValue, match="state statistics have 1 dims, 3 are needed"):
-        SmolVLAProcessor(conventions, short, config.network, tokenizer)
-    SmolVLAProcessor(conventions, replace(short, use_statistics=False), config.network, tokenizer)

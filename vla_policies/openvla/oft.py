@@ -81,6 +81,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     )
     base_settings: ClassVar[Settings] = BASE
     takes_any_chunk: ClassVar[bool] = True
+    length_hint: ClassVar[str] = "; backbone_kwargs action_dims chooses among a checkpoint's numbers, e.g. [0, 1, 2, 6]"
     program_options: ClassVar[tuple[str, ...]] = ("stop_token", "camera_resize", "center_crop")
 
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:

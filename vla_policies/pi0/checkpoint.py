@@ -105,9 +105,18 @@ def implied_config(folder: Path) -> dict[str, Any] | None:
 
 
 def read_config(
-    folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None, horizon: int | None = None
+    folder: Path,
+    config: Mapping[str, Any],
+    family: str,
+    unnorm_key: str | None,
+    horizon: int | None = None,
+    *,
+    robot: bool = True,
 ) -> Pi0Config:
-    """The config of a published folder, statistics included; `horizon` is H where it is not the folder's own."""
+    """The config of a published folder, statistics included; `horizon` is H where it is not the folder's own.
+
+    Without `robot` the statistics, and what else goes with their data set, are left out as another robot's.
+    """
     where, openpi, usual = f"'{folder / CONFIG_FILE}'", is_openpi(config), FULL[family]
     if openpi:
         if IMPLIED in config and horizon is None:
@@ -128,7 +137,7 @@ def read_config(
             f"{where} is lerobot's and names no statistics, but '{others[0].relative_to(folder)}' is openpi's: "
             "move config.json away to read the folder as openpi's or RLinf's"
         )
-    key = choose_key(statistics, unnorm_key, f"'{folder}'")
+    key = choose_key(statistics, unnorm_key, f"'{folder}'") if robot else None
     chosen = statistics[key] if key is not None else {}
     state_kind, action_kind = normalizations(config, usual.preprocessing.normalization, where)
     normalization = state_kind or action_kind or usual.preprocessing.normalization

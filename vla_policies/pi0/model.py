@@ -41,7 +41,13 @@ from vla_policies.pi0.processor import TOKENIZER_FILE, Pi0Processor
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
 from vla_policies.vlm_flow.config import VLMFlowConfig
-from vla_policies.vlm_flow.lerobot import folder_conventions, is_statistic
+from vla_policies.vlm_flow.lerobot import (
+    camera_names,
+    folder_conventions,
+    is_statistic,
+    known_cameras,
+    rename_map,
+)
 
 NETWORK = "network."
 """Prefix of the network's tensors in folders of this project, and in no published one."""
@@ -178,8 +184,13 @@ class Pi0Backbone(VLMFlowBackbone):
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
-        own = read_config(model.folder, model.config, cls.family, request.unnorm_key, horizon).with_options(options)
-        conventions = folder_conventions(model.config, own, request, cameras, len(CAMERA_KEYS))
+        robot = as_annotated(bool, options.pop("use_statistics", True), "use_statistics of backbone_kwargs")
+        own = read_config(model.folder, model.config, cls.family, request.unnorm_key, horizon, robot=robot)
+        own = own.with_options(options)
+        reads = not cls.adaptive_norm or own.preprocessing.prompt_state != "none"
+        known = known_cameras(camera_names(model.config), rename_map(model.folder))
+        known = known if len(known) == len(CAMERA_KEYS) else CAMERA_KEYS
+        conventions = folder_conventions(model.config, own, request, cameras, known, reads_state=reads)
         return Header(cls.family, conventions, Sampling(), to_json(own))
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:

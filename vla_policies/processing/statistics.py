@@ -132,6 +132,29 @@ class Statistics:
     q99: tuple[float, ...] = ()
 
 
+def check_dims(
+    statistics: Statistics | None, kind: Normalization, part: str, needed: int, *, read: bool = True
+) -> None:
+    """Raise `BadValue` where statistics are of more or fewer numbers than an environment has.
+
+    Numbers that never moved, at the end, are padding (openpi pads to 32). `read`: whether the network reads them, so
+    that more of them matter.
+    """
+    if statistics is None:
+        return
+    first, second = (getattr(statistics, name) for name in USED[kind])
+    got = min(len(first), len(second))
+    still = second if kind == "mean_std" else [high - low for low, high in zip(first, second, strict=False)]
+    moved = max((place + 1 for place in range(got) if still[place]), default=0)
+    if needed > got or (read and needed < moved):
+        raise BadValue(
+            f"the checkpoint's {part} statistics have {moved if needed < moved else got} dims, {needed} are needed: it "
+            "was trained on another robot. Fine-tune it on demonstrations of this one, whose numbers are then taken as "
+            "they are: python -m zoo.sft --dataset FOLDER --policy CHECKPOINT "
+            "-params 'policy_kwargs:{backbone_kwargs: {use_statistics: false}}'"
+        )
+
+
 def statistics_of_numbers(numbers: Mapping[str, Any]) -> Statistics:
     """Return the known statistics among `numbers`, lists by name."""
     names = [item.name for item in fields(Statistics)]

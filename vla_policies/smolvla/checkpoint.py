@@ -6,7 +6,6 @@ Two layouts: since lerobot 0.4 statistics are in files of the pre- and postproce
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from vla_policies.vlm_flow.lerobot import (
     ACTION,
     EPSILON,
     STATE,
+    camera_names,
     check_supported,
     is_statistic,
     lerobot_statistics,
@@ -193,7 +193,7 @@ def write_folder(folder: Path, config: SmolVLAConfig, conventions: Conventions, 
     values = {**_published_values(config, conventions), "vlm_model_name": vlm_name}
     preprocessing = config.preprocessing
     statistics = {"state": preprocessing.statistics("state"), "action": preprocessing.statistics("action")}
-    write_processors(folder, _steps(values), statistics)
+    write_processors(folder, _steps(values, config.rename_map), statistics)
     write_json(folder / CONFIG_FILE, values)
 
 
@@ -228,7 +228,7 @@ def _published_values(config: SmolVLAConfig, conventions: Conventions) -> dict[s
     }
 
 
-def _steps(values: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _steps(values: Mapping[str, Any], renames: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     device = {"registry_name": "device_processor", "config": {"device": values["device"], "float_dtype": None}}
     tokenizer = {
         "max_length": values["tokenizer_max_length"],
@@ -244,7 +244,7 @@ def _steps(values: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         return {"registry_name": name, "config": settings}
 
     before = [
-        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+        {"registry_name": "rename_observations_processor", "config": {"rename_map": dict(renames)}},
         {"registry_name": "to_batch_processor", "config": {}},
         {"registry_name": "smolvla_new_line_processor", "config": {}},
         {"registry_name": "tokenizer_processor", "config": tokenizer},
@@ -363,13 +363,6 @@ def _picture_size(sides: Any, where: str) -> int | None:
     if not isinstance(sides, Sequence) or len(sides) != 2 or sides[0] != sides[1]:
         raise BadValue(f"{where}: resize_imgs_with_padding must be two equal sides or null, got {sides}")
     return int(sides[0])
-
-
-def camera_names(values: Mapping[str, Any]) -> list[str]:
-    """Names of the cameras in `config.json`, absent ones that are always filled in left out, main camera first."""
-    features = values["input_features"]
-    images = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
-    return [name for name in images if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
 
 
 def settings_of(shape: NetworkShape) -> dict[str, Any]:

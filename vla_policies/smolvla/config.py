@@ -137,6 +137,8 @@ class SmolVLAConfig(VLMFlowConfig):
     learning: Learning
     published: Mapping[str, Any] = field(default_factory=dict)
     """Settings of lerobot's `config.json`, as far as it knows them, for writing it again."""
+    rename_map: Mapping[str, str] = field(default_factory=dict)
+    """Names of lerobot's observations -> those of `published`, for writing its preprocessor again."""
 
 
 def tiny_config(action_width: int = 32) -> SmolVLAConfig:

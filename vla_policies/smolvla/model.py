@@ -29,7 +29,7 @@ from vla_policies.smolvla.processor import SmolVLAProcessor, folder_tokenizer
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
 from vla_policies.vlm_flow.config import WORDS, VLMFlowConfig
-from vla_policies.vlm_flow.lerobot import DATA_SET, folder_conventions
+from vla_policies.vlm_flow.lerobot import DATA_SET, camera_names, folder_conventions, known_cameras, rename_map
 from vla_policies.vlm_flow.processor import TextTokenizer, words_encoder
 
 HEADS_FILE = "heads.safetensors"
@@ -119,7 +119,8 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         found = checkpoint.read_config(folder, config, request.unnorm_key, model.beside).with_options(options)
-        known = max(1, len(checkpoint.camera_names(found.published)))
+        found = replace(found, rename_map=rename_map(source) if cameras is None else {})
+        known = known_cameras(camera_names(found.published), found.rename_map) or CAMERA_KEYS[:1]
         conventions = folder_conventions(found.published, found, request, cameras, known)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), to_json(found))

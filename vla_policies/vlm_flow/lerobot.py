@@ -7,7 +7,7 @@ A processor is a JSON list of steps; the step that normalises names the file of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.checkpoint_io.weights import read_safetensors, read_shapes, read_tensors, write_safetensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.model_folder import Request
-from vla_policies.processing.statistics import Normalization, Statistics, statistics_of_numbers
+from vla_policies.processing.statistics import Normalization, Statistics, check_dims, statistics_of_numbers
 from vla_policies.vlm_flow.config import VLMFlowConfig
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
@@ -37,6 +37,9 @@ UNSUPPORTED = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "use_relati
 """Settings that must be off: conversions of ALOHA's actions, and actions relative to the state."""
 EPSILON = 1e-8
 """Added to a standard deviation when normalising, and not when going back."""
+_RENAMES = "rename_observations_processor"
+_ENV_CAMERAS = {"observation.image": 0, "observation.images.image": 0, "observation.images.image2": 1}
+"""Name of a camera in lerobot 0.4.4's environments (LIBERO, Meta-World) -> its place in `CAMERA_KEYS`."""
 DATA_SET = "default"
 """Name of the one data set whose statistics a folder has."""
 _BUFFER = re.compile(
@@ -98,6 +101,40 @@ def processor_steps(folder: Path, name: str) -> list[Mapping[str, Any]]:
     return steps
 
 
+def rename_map(folder: Path) -> dict[str, str]:
+    """Name of an observation -> name by which the policy knows it, of the preprocessor; {} where none is renamed."""
+    steps = [step for step in processor_steps(folder, PREPROCESSOR) if step.get("registry_name") == _RENAMES]
+    where = f"rename_map in '{folder / PREPROCESSOR}.json'"
+    maps = [as_annotated(Mapping[str, str], step["config"].get("rename_map", {}), where) for step in steps]
+    return {old: new for renames in maps for old, new in renames.items()}
+
+
+def camera_names(config: Mapping[str, Any]) -> list[str]:
+    """Names of the policy's cameras in `config.json`, without absent ones that are always filled in."""
+    features = config.get("input_features") or {}
+    images = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
+    return [name for name in images if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
+
+
+def known_cameras(names: Sequence[str], renames: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the environment's camera in the place of each of the policy's, those that it has not left out.
+
+    Each of the policy's is looked for by the name that it has before renaming: among those of lerobot's environments,
+    then among the policy's own, whose first is the main camera. Of unknown names that of a wrist is the wrist's, and
+    the map's first the main camera's.
+    """
+    former = {new: old for old, new in renames.items()}
+
+    def place(index: int) -> int:
+        name = former.get(names[index], names[index])
+        if name in _ENV_CAMERAS or name in names:
+            return _ENV_CAMERAS[name] if name in _ENV_CAMERAS else names.index(name)
+        return 1 if "wrist" in name else 2 * [old for old in renames if "wrist" not in old].index(name)
+
+    ranked = sorted(range(len(names)), key=place)[: len(CAMERA_KEYS)]
+    return tuple(CAMERA_KEYS[ranked.index(index)] for index in range(len(names)) if index in ranked)
+
+
 def lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> statistics, from the file that the preprocessor names; one data set."""
     path = _statistics_file(folder)
@@ -154,16 +191,28 @@ def feature_dims(config: Mapping[str, Any], part: str, statistics: Statistics | 
 
 
 def folder_conventions(
-    config: Mapping[str, Any], own: VLMFlowConfig, request: Request, cameras: tuple[str, ...] | None, known: int
+    config: Mapping[str, Any],
+    own: VLMFlowConfig,
+    request: Request,
+    cameras: tuple[str, ...] | None,
+    known: tuple[str, ...],
+    *,
+    reads_state: bool = True,
 ) -> Conventions:
-    """Return the environment's chunk, dims and cameras, of which the folder knows so many, else the folder's own."""
+    """Return the environment's chunk, dims and cameras, those that the folder knows, else the folder's own.
+
+    Raises `BadValue` for an environment with other numbers of state and action than the statistics.
+    """
     shape, preprocessing, wanted = own.network, own.preprocessing, request.wanted
     if wanted is not None:
-        chosen = wanted.cameras[:known] if cameras is None else cameras
+        kind = preprocessing.normalization
+        check_dims(preprocessing.statistics("state"), kind, "state", wanted.state_dim, read=reads_state)
+        check_dims(preprocessing.statistics("action"), kind, "action", wanted.action_dim)
+        chosen = tuple(name for name in known if name in wanted.cameras) if cameras is None else cameras
         spec = request.action_spec or wanted.action_spec
         return replace(wanted, cameras=chosen, image_size=shape.image_size, action_spec=spec)
     return Conventions(
-        cameras=CAMERA_KEYS[:known] if cameras is None else cameras,
+        cameras=known if cameras is None else cameras,
         image_size=shape.image_size,
         state_dim=feature_dims(config, STATE, preprocessing.state, shape.state_width),
         chunk=int(config.get("n_action_steps", shape.horizon)),

@@ -15,9 +15,8 @@ from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
 from vla_policies.processing.observations import decode_instructions, pad_ids, tokenize
-from vla_policies.processing.statistics import USED
 from vla_policies.types import PolicyInputs
-from vla_policies.vlm_flow.config import FlowPreprocessing, FlowShape, Part
+from vla_policies.vlm_flow.config import FlowPreprocessing, FlowShape
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids."""
@@ -70,15 +69,6 @@ class FlowProcessor(ABC):
         self.tokenizer = tokenizer
         if conventions.state_dim > shape.state_width:
             raise BadValue(f"the network reads {shape.state_width} numbers of state, got {conventions.state_dim}")
-        dims: dict[Part, int] = {"state": conventions.state_dim, "action": conventions.action_dim}
-        for part, needed in dims.items():
-            statistics, used = preprocessing.statistics(part), USED[preprocessing.normalization]
-            got = needed if statistics is None else min(len(getattr(statistics, name)) for name in used)
-            if got < needed:
-                raise BadValue(
-                    f"the checkpoint's {part} statistics have {got} dims, {needed} are needed; SmolVLA leaves those of "
-                    "another robot out with use_statistics: false"
-                )
 
     @abstractmethod
     def pixels(self, image: Tensor, key: str) -> Tensor:

@@ -86,7 +86,7 @@ def write_or_print(path: Path, text: str) -> None:
         if path.is_file():
             names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
             kept = path.rename(next(name for name in names if not name.exists()))
-            print(f"the former {path.name} is kept as {kept.name}")
+            sys.stdout.write(f"the former {path.name} is kept as {kept.name}\n")
         write_text(path, text + "\n")
     except OSError as error:
         sys.stdout.write(text + "\n")

@@ -20,7 +20,6 @@ from zoo.agents.recipe import (
     check_acting,
     find_policy,
     policy_env_options,
-    policy_lengths,
     recipe_to_act,
     settings_to_act,
 )
@@ -32,6 +31,7 @@ from zoo.config.run_config import (
     TRAINING_ONLY,
     PolicyOptions,
     benchmark_options,
+    env_conventions,
     env_options,
     with_checked_families,
 )
@@ -98,14 +98,15 @@ def plan_rollout(
         for name in ("token_file", "server_conf"):
             if getattr(args, name) is not None:
                 raise BadValue(f"{flag_of(name)} is for a policy server; give --policy ws://HOST:PORT or leave it out")
-        lengths = policy_lengths(policy)
         check_acting(policy, protocol, kwargs)
+        if policy.folder is not None:
+            policy = policy.fitted(env_conventions(benchmark, options), benchmark.suite)
     else:
+        state_dim = benchmark.state_dim if options.get("state", True) else 0
         lengths = {"state_dim": policy.declaration.state_dim, "action_dim": policy.declaration.action_dim}
+        check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
         policy.declaration.check_environment(benchmark, options)
         policy.check_acting(protocol)
-    state_dim = benchmark.state_dim if options.get("state", True) else 0
-    check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))

@@ -149,7 +149,7 @@ def tuned_settings(args: argparse.Namespace, algo: str, overrides: Settings) -> 
     )
     check_trainable(policy)
     action_dim = policy_lengths(policy).get("action_dim", benchmark.action_dim)
-    check_lengths({"action_dim": action_dim}, {"action_dim": benchmark.action_dim})
+    check_lengths({"action_dim": action_dim}, {"action_dim": benchmark.action_dim}, policy.backbone_class.length_hint)
     asked = {name: value for name, value in overrides.items() if name in EVAL_OPTIONS}
     evaluation = evaluation_protocol({**asked, **given_evaluation(args, algo)}, {}, 0)
     check_acting(policy, evaluation, evaluation.sampling, flags="--eval-")

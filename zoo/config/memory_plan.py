@@ -22,7 +22,7 @@ from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, adapter_folder, resolve_policy
 from zoo.config.batch_plan import BatchPlan
 from zoo.config.hyperparams import deep_merge
-from zoo.config.run_config import RunConfig
+from zoo.config.run_config import RunConfig, env_conventions
 from zoo.config.settings import Options, Settings
 
 if TYPE_CHECKING:  # brings torch
@@ -196,15 +196,7 @@ def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Foot
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
-    benchmark = config.benchmark
-    layout = config.observation_layout
-    conventions = Conventions(
-        cameras=layout.cameras,
-        image_size=layout.image_size,
-        state_dim=layout.state_dim,
-        chunk=config.chunk,
-        action_dim=benchmark.action_dim,
-    )
+    conventions = replace(env_conventions(config.benchmark, config.env_options), action_spec=None)
     return _footprint(family, conventions, json.dumps(options, sort_keys=True))
 
 

@@ -13,6 +13,7 @@ from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, RewardKind
 from vla_gym.vector.protocol import with_instructions
 from vla_gym.workers.pool import OnWorkerError
+from vla_policies.conventions import Conventions
 from zoo.config.algorithm_configs import (
     ALGORITHMS,
     REMOVED_SETTINGS,
@@ -370,6 +371,19 @@ def observation_layout(benchmark: Benchmark, options: Options) -> ObservationLay
         cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
         image_size=options.get("image_size") or benchmark.default_image_size,
         state_dim=benchmark.state_dim if options.get("state", True) else 0,
+    )
+
+
+def env_conventions(benchmark: Benchmark, options: Options) -> Conventions:
+    """Return observations and actions of an environment with these `env_options`."""
+    layout = observation_layout(benchmark, options)
+    return Conventions(
+        cameras=layout.cameras,
+        image_size=layout.image_size,
+        state_dim=layout.state_dim,
+        chunk=int(options.get("chunk", 1)),
+        action_dim=benchmark.action_dim,
+        action_spec=benchmark.action_spec,
     )
 
 

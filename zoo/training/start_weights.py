@@ -7,12 +7,11 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
-from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.devices import built_for
 from vla_policies.loading import check_checkpoint
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
-from zoo.config.run_config import RunConfig
+from zoo.config.run_config import RunConfig, env_conventions
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_device
 
@@ -64,23 +63,7 @@ def check_fit(config: RunConfig, policy: PolicyRef) -> str:
 
     Raises `BadValue` where it does not fit the run.
     """
-    benchmark = config.benchmark
-    layout = config.observation_layout
-    wanted = Conventions(
-        cameras=layout.cameras,
-        image_size=layout.image_size,
-        state_dim=layout.state_dim,
-        chunk=config.chunk,
-        action_dim=benchmark.action_dim,
-        action_spec=benchmark.action_spec,
-    )
-    policy = policy.reading(suite=benchmark.suite, action_spec=benchmark.action_spec, wanted=wanted)
+    policy = policy.fitted(env_conventions(config.benchmark, config.env_options), config.benchmark.suite)
     with built_for(check_device(config.device)):
-        backbone = check_checkpoint(policy)
-    own = policy.conventions
-    if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
-        raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")
-    check_lengths(own.lengths, wanted.lengths)
-    check_compatible(benchmark.action_spec, own.action_spec)
-    check_learnable(backbone)
+        check_learnable(check_checkpoint(policy))
     return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({policy.family})"

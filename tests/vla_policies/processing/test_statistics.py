@@ -10,6 +10,7 @@ import torch
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies.processing.statistics import (
     Statistics,
+    check_dims,
     choose_key,
     normalise,
     normaliser,
@@ -121,3 +122,33 @@ def test_a_nearer_file_goes_over_a_farther_one_and_names_the_training(tmp_path: 
     assert read_statistics(config, [model])[1] == ["mine", "libero_10"]
     assert read_statistics(config, [tmp_path]) == (config["norm_stats"], ["mine", "libero_10", "bridge_orig"])
     assert read_statistics({}, [tmp_path]) == ({}, [])
+
+
+SEVEN = Statistics(mean=(0.0,) * 7, std=(1.0,) * 7, q01=(-1.0,) * 7, q99=(1.0,) * 7)
+PADDED = Statistics(mean=(0.1,) * 7 + (0.0,) * 25, std=(1.0,) * 7 + (0.0,) * 25)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "kind", "needed", "read", "says"),
+    [
+        (SEVEN, "mean_std", 7, True, ""),
+        (SEVEN, "mean_std", 4, True, "have 7 dims, 4 are needed"),
+        (SEVEN, "quantiles", 4, True, "have 7 dims, 4 are needed"),
+        (SEVEN, "mean_std", 9, True, "have 7 dims, 9 are needed"),
+        (SEVEN, "mean_std", 4, False, ""),
+        (SEVEN, "mean_std", 9, False, "have 7 dims, 9 are needed"),
+        # openpi's of its base models: seven numbers that move, and padding.
+        (PADDED, "mean_std", 7, True, ""),
+        (PADDED, "mean_std", 8, True, ""),
+        (PADDED, "mean_std", 4, True, "have 7 dims, 4 are needed"),
+        (None, "mean_std", 4, True, ""),
+    ],
+)
+def test_statistics_of_another_robot_are_refused(
+    statistics: Statistics | None, kind: str, needed: int, read: bool, says: str
+) -> None:
+    if not says:
+        check_dims(statistics, kind, "action", needed, read=read)  # type: ignore[arg-type]
+        return
+    with pytest.raises(BadValue, match=f"action statistics {says}.*zoo.sft.*use_statistics: false"):
+        check_dims(statistics, kind, "action", needed, read=read)  # type: ignore[arg-type]

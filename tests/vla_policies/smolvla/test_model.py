@@ -5,12 +5,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.vla_policies.conftest import FLOW_CONVENTIONS
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.sampling import Sampling
 from vla_policies.smolvla.model import SmolVLABackbone
@@ -99,6 +101,30 @@ def test_an_environment_decides_chunk_and_cameras(joint: Golden) -> None:
         VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint")
     options = {"use_statistics": False}
     VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint", backbone_kwargs=options)
+
+
+def test_a_map_of_names_swaps_the_images_and_is_written_again(joint: Golden, tmp_path: Path) -> None:
+    folder = tmp_path / "renamed"
+    shutil.copytree(joint.folder / "checkpoint", folder)
+    shutil.copytree(joint.folder / "vlm", folder / "vlm")
+    path, first, second = folder / "policy_preprocessor.json", "observation.images.image", "observation.images.image2"
+    record = json.loads(path.read_text())
+    swapped = {first: "observation.images.camera2", second: "observation.images.camera1"}
+    record["steps"][0]["config"]["rename_map"] = swapped
+    path.write_text(json.dumps(record))
+    obs = {name: np.full((1, 64, 64, 3), level, np.uint8) for name, level in (("image", 255), ("wrist_image", 0))}
+    obs |= {"state": np.zeros((1, 8), np.float32), "instruction": encode_instruction("push")[None]}
+    # White becomes 1, black -1.
+    levels = {}
+    for name in (joint.folder / "checkpoint", folder):
+        policy = VLAPolicy.from_pretrained(name, device="cpu")
+        levels[name] = policy.prepare(obs).pixels_BMCHW.amax(dim=(0, 2, 3, 4)).tolist()
+    assert list(levels.values()) == [[1.0, -1.0], [-1.0, 1.0]]
+    policy.save_pretrained(tmp_path / "saved")
+    steps = json.loads((tmp_path / "saved" / "policy_preprocessor.json").read_text())["steps"]
+    assert steps[0]["config"]["rename_map"] == swapped
+    again = VLAPolicy.from_pretrained(tmp_path / "saved", device="cpu")
+    assert again.conventions.cameras == ("wrist_image", "image")
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from zoo import enjoy, evaluate
 from zoo import train as train_command
 from zoo.agents.agent import Agent
 from zoo.cli.agent import plan_rollout, unplayed_split
-from zoo.cli.main import guarded
-from zoo.cli.run_flags import resolve_new_run
+from zoo.cli.main import guarded, main
+from zoo.cli.run_flags import open_new_run, resolve_new_run
+from zoo.config.run_config import env_conventions
 
 TOY = ["--env", "Toy-Reach", "--policy", "nano"]
 PI_LIBERO = "physical-intelligence/libero"
@@ -315,6 +316,24 @@ def test_only_evaluations_leave_the_run_s_split(monkeypatch: pytest.MonkeyPatch)
     assert split() == "test"
     assert split("--split", "train") == "train"
     assert split(unplayed=False) in (None, "train")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train", "plan"])
+def test_a_flow_checkpoint_of_another_robot_is_refused_with_what_to_do(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LIBERO's 8 numbers of state and 7 of action; Meta-World has 4 and 4."""
+    folder = mock_checkpoints.openpi_pi0(tmp_path, PI_LIBERO, horizon=50)
+    flags = ["--env", "MetaWorld/reach", "--policy", str(folder)]
+    assert main([command, *flags, *(["--dry-run"] if command == "train" else [])]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "statistics have 8 dims, 4 are needed: it was trained on another robot" in line
+    assert "zoo.sft" in line
+    # What the line proposes opens: without statistics, and without actions relative to the state.
+    options = "policy_kwargs:{backbone_kwargs: {use_statistics: false}}"
+    config, policy = open_new_run(train_command.parser().parse([*flags, "--seed", "0", "-params", options]))
+    model = policy.fitted(env_conventions(config.benchmark, config.env_options), None).header.model["preprocessing"]
+    assert (model["state"], model["action"], model["delta_dims"]) == (None, None, 0)
 
 
 @pytest.mark.parametrize(
