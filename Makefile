@@ -5,7 +5,7 @@ SHELL := bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
-EXTRAS ?= libero,metaworld,maniskill,dev
+EXTRAS ?= libero-plus,metaworld,maniskill,dev
 # The environment is brought up to date when what it is made from changes, and only then.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS); pwd -P) | sha256sum | cut -c1-16)
 

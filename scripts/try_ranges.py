@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("libero", "metaworld", "maniskill", "datasets", "optimize", "plots", "quantization", "serve")
+EXTRAS = ("libero", "libero-plus", "metaworld", "maniskill", "datasets", "optimize", "plots", "quantization", "serve")
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 LEFT_OUT = ("tests/architecture", "tests/docs", "tests/test_notebooks.py")
 """Tests of the development tools."""

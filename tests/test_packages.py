@@ -101,7 +101,7 @@ def instructions_of_the_dockerfile() -> list[tuple[str, str]]:
 
 def extras_in(text: str) -> set[str]:
     """Return the extras of the last brackets, or of an `EXTRAS=` in a text."""
-    (names,) = re.findall(r"(?:\.\[|EXTRAS=)([a-z,]+)", text)
+    (names,) = re.findall(r"(?:\.\[|EXTRAS=)([a-z,-]+)", text)
     return set(names.split(","))
 
 

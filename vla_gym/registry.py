@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from vla_gym.adapters.libero import plus_tasks as libero_plus_tasks
 from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
 from vla_gym.adapters.metaworld import tasks as metaworld_tasks
@@ -54,6 +55,11 @@ FAMILIES: tuple[Family, ...] = (
         num_tasks=dict.fromkeys(libero_tasks.pro_suites(), libero_tasks.NUM_TASKS),
         aliases={f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_tasks.PERTURBATIONS},
     ),
+    Family(
+        build="vla_gym.adapters.libero.plus_tasks:libero_plus_benchmark",
+        num_tasks=libero_plus_tasks.num_tasks(),
+        aliases={f"LIBERO-10-Plus-{axis}": f"LIBERO-Long-Plus-{axis}" for axis in libero_plus_tasks.AXES},
+    ),
     Family(build="vla_gym.adapters.maniskill.tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.metaworld.tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
     Family(
@@ -65,6 +71,8 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+MOST_LISTED = 130
+"""Tasks of a benchmark up to which each is registered with Gymnasium, 1 ms each; `find_benchmark` takes any."""
 _LENGTH = "max_episode_steps"
 """Option of every benchmark beside its family's."""
 _ADDED: list[Family] = []
@@ -108,10 +116,10 @@ def gymnasium_id(env_id: str) -> str:
 
 
 def register_all() -> None:
-    """Register every listed id and every single task with Gymnasium, unless it is registered already."""
+    """Register every listed id and its single tasks with Gymnasium, unless they are registered already."""
     for env_id, (family, listed) in _table().items():
         count = family.num_tasks[listed]
-        for name in (env_id, *(f"{env_id}/{task}" for task in range(count) if count > 1)):
+        for name in (env_id, *(f"{env_id}/{task}" for task in range(count) if 1 < count <= MOST_LISTED)):
             if gymnasium_id(name) not in gym.registry:
                 gym.register(
                     id=gymnasium_id(name),

@@ -21,6 +21,10 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "LIBERO-Goal-PRO-task/0",
         {"image_size": 64, "instruction": "bddl", "to_the_end": False},  # the simulator is LIBERO's
     ),
+    "vla_gym.adapters.libero.plus_tasks:libero_plus_benchmark": (
+        "LIBERO-Goal-Plus-noise/26",  # fog, which is drawn anew for each image
+        {"image_size": 64},
+    ),
     "vla_gym.adapters.maniskill.tasks:maniskill_benchmark": (
         "ManiSkill/PickCube",
         {"image_size": 64},

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_gym.errors import BadValue, shortened, shown, unknown_name
-from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
+from vla_gym.observation import decode_instruction, encode_instruction
 from vla_gym.reading import read_text
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
@@ -32,8 +32,8 @@ MOST_BYTES = 64 * 2**20
 """Largest tokenizer file that is read; PaliGemma's, with 257,152 pieces, has 17 MB."""
 HALF_BITS = 10
 """Bits of each half of an id."""
-MAX_TOKENS = MAX_INSTRUCTION_BYTES // 2
-"""L. No instruction that fits an observation has more words."""
+MAX_TOKENS = 80
+"""L, most words of an instruction. Checkpoints hold a vector for each place."""
 
 _WORD = re.compile(r"\w+")
 
@@ -41,7 +41,7 @@ _WORD = re.compile(r"\w+")
 def batch_observation(obs: object, conventions: Conventions) -> tuple[dict[str, Tensor], bool]:
     """The policy's inputs as tensors `[B, ...]`, images where they were, and whether `obs` is a batch.
 
-    `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
+    `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[352]` / `[B, 352]`. Raises `BadValue`
     or `UnknownName` naming the key that is missing or of the wrong rank.
     """
     if not isinstance(obs, Mapping):
@@ -137,10 +137,13 @@ def word_id(word: str) -> int:
 
 @lru_cache(maxsize=4096)
 def tokenize(text: str) -> tuple[int, ...]:
-    """Ids of the words of `text`, case folded, punctuation dropped. Raises `BadValue` when there is none."""
+    """Ids of the words of `text`, case folded, punctuation dropped.
+
+    Raises `BadValue` when there is none, or more than `MAX_TOKENS`.
+    """
     words = _WORD.findall(text.casefold())
-    if not words:
-        raise BadValue(f"the instruction {shown(text)} holds no word")
+    if not 1 <= len(words) <= MAX_TOKENS:
+        raise BadValue(f"the instruction {shown(text)} holds {len(words)} words; it must have 1 to {MAX_TOKENS}")
     return tuple(word_id(word) for word in words)
 
 

@@ -32,8 +32,10 @@ def test_ids_have_twenty_bits_and_common_words_differ() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", "!?"])
 def test_a_sentence_without_words_raises(text: str) -> None:
-    with pytest.raises(BadValue, match="holds no word"):
+    with pytest.raises(BadValue, match="holds 0 words"):
         tokenize(text)
+    with pytest.raises(BadValue, match="holds 81 words; it must have 1 to 80"):
+        tokenize("go " * 81)
 
 
 def test_a_tokenizer_is_read(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from vla_gym.specs import Physics, RenderQuality, StartState, Task
 from vla_gym.system.paths import cache_dir
 
 INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+SceneKey = tuple[str, str, int, tuple[str, ...], RenderQuality]
+"""Suite and task, side of the images, cameras, quality."""
 
 
 class SampleClock:
@@ -94,7 +96,7 @@ class LiberoSimulator:
     def reset(self, start: StartState) -> str:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
-        begin = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
+        begin = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper, self._change())
         self._restore(kept(self._loaded.snapshots, begin, lambda: self._settle(begin), NUM_STARTS))
         self._advance(self._settle_action)
         self._untouched: Start | None = begin
@@ -134,21 +136,31 @@ class LiberoSimulator:
             TASKS.release(*self._key(self._task))
             self._task = None
 
-    def _key(self, task: Task) -> tuple[str, str, int, tuple[str, ...], RenderQuality]:
+    def _key(self, task: Task) -> SceneKey:
         return task.suite, task.name, self._image_size, self._cameras, self._quality
 
     def _switch_to(self, task: Task) -> None:
         if self._task == task:
             return
-        self.close()
-        self._loaded = TASKS.acquire(*self._key(task))
+        if self._task is None or self._key(task) != self._key(self._task):
+            self.close()
+            self._loaded = TASKS.acquire(*self._key(task))
         self._task = task
         self._compiled, self._lamps = self._loaded.compiled, self._loaded.scene.lamps
         self._model, self._camera = self._loaded.scene.model, self._loaded.scene.camera
         self._data = mujoco.MjData(self._model)
-        self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
-        self._arm = OscPose(self._model, self._data, self._compiled.arm, self._loaded.at_home)
-        self._loaded.at_home = self._arm.at_home
+        home_N = self._home()
+        self._data.qpos[list(self._compiled.arm.qpos)] = home_N
+        at_home = self._loaded.at_home
+        self._arm = OscPose(self._model, self._data, self._compiled.arm, at_home.get(home_N.tobytes()))
+        at_home[home_N.tobytes()] = self._arm.at_home
+
+    def _change(self) -> str:
+        """Name of what tells the task from others of its scene and start states; none in LIBERO itself."""
+        return ""
+
+    def _home(self) -> np.ndarray:
+        return self._compiled.home
 
     def _settle(self, start: Start) -> Snapshot:
         mujoco.mj_resetData(self._model, self._data)
@@ -234,6 +246,8 @@ class Start(NamedTuple):
     """Policy steps between `set_init_state` and the first observation."""
     settle_gripper: float
     """Gripper command of those steps."""
+    change: str
+    """Name of a changed task (LIBERO-Plus); "" otherwise."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +307,8 @@ class LoadedTask:
     ) -> None:
         self._task = suite, name
         self.snapshots: OrderedDict[Start, Snapshot] = OrderedDict()
-        self.at_home: ArmView | None = None
+        self.at_home: dict[bytes, ArmView] = {}
+        """Home of the arm -> what its controller reads there."""
 
         def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
             return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)

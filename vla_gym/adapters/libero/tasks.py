@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
+from importlib.resources.abc import Traversable
 from typing import get_args
 
 from vla_gym.adapters.libero.scene import Scene
@@ -331,7 +332,11 @@ def libero_pro_benchmark(
 def bddl_sentence(suite: str, task: str) -> str:
     """Return the `(:language ...)` of a task file, in lower case and single spaces as upstream's environment."""
     require_libero()
-    file = importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task}.bddl"
+    return bddl_language(importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task}.bddl")
+
+
+def bddl_language(file: Traversable) -> str:
+    """Return the sentence of a file as of `bddl_sentence`."""
     found = re.findall(r"\(:language\s+([^()]*)\)", file.read_text(encoding="utf-8"))
     if len(found) != 1:
         raise BadValue(f"{file} has {len(found)} (:language ...) fields, expected one")
