@@ -19,6 +19,7 @@ from zoo.cli.run_flags import (
     open_new_run,
     open_published,
     resolve_resumed_run,
+    resume_interrupted,
     tracking_of,
 )
 from zoo.cli.shared_flags import (
@@ -55,7 +56,8 @@ def parser(
         p,
         recipes="one",
         resume="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "
-        "of a run: go on from there in a new run folder",
+        "of a run: go on from there in a new run folder; auto: in the newest run of this --algo, --env and -f, or "
+        "begin one",
         params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
         num_envs={"default": "the recipe's"},
         eval_freq={"metavar": "STEPS"},
@@ -66,9 +68,8 @@ def parser(
     add_video_arguments(p)
     add_worker_error_argument(p, default=None, restart="start it anew, its episodes are lost and not counted")
     add_progress_argument(p)
-    add_fields(
-        p, RunConfig, "placement", "offload_idle", "max_staleness", "pipeline_stages", placement={"metavar": "ROLES"}
-    )
+    spread = ("placement", "offload_idle", "max_staleness", "pipeline_stages", "rank_timeout")
+    add_fields(p, RunConfig, *spread, placement={"metavar": "ROLES"}, rank_timeout={"metavar": "MINUTES"})
     p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
     p.add_argument("--push-to-hub", metavar="REPO", help="publish the result, privately")
@@ -80,18 +81,16 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_named_packages(args)
     check_services(args)
+    if args.resume == "auto" and (complete := resume_interrupted(args)):
+        print(complete)
+        return 0
     config, policy, point = resolve_run(args)
-    if args.tensorboard_log:
-        check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = RunPlan.resolve(config, policy=policy)
     if point is not None:
         check_same_kind(plan.placement, config.placement, point.run.config().placement)
     if args.video_freq and not plan.placement.everywhere:
         raise BadValue("--video-freq records episodes of the process that learns; with --placement others play them")
-    if args.video_folder:
-        check_folder(Path(args.video_folder), what="videos", flag="--video-folder DIR")
-    if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
-        check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
+    _check_folders(args, config, point)
     # Only now: torch takes seconds to import, a typo should not.
     quiet_torch_in_ranks()
     check_startable(plan)
@@ -125,6 +124,15 @@ def run(argv: Sequence[str]) -> int:
 
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0
+
+
+def _check_folders(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None) -> None:
+    if args.tensorboard_log:
+        check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
+    if args.video_folder:
+        check_folder(Path(args.video_folder), what="videos", flag="--video-folder DIR")
+    if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
+        check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
 
 
 def _published_lines(args: argparse.Namespace) -> list[str]:

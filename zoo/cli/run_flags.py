@@ -12,7 +12,7 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies.conventions import check_lengths
@@ -34,12 +34,12 @@ from zoo.distributed.placement import ALL, parse_placement
 from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
 from zoo.runs.folder import RunFolder, longer
-from zoo.runs.lookup import ResumePoint
+from zoo.runs.lookup import ResumePoint, interrupted_run
 from zoo.runs.monitor import lacks_evaluation
 
 _TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
 """Flags of `zoo.train` that stand above the setting of the same name."""
-_SPREAD = ("pipeline_stages", "placement", "max_staleness", "offload_idle")
+_SPREAD = ("pipeline_stages", "placement", "max_staleness", "offload_idle", "rank_timeout")
 """Flags that spread the work over processes, time and memory."""
 
 
@@ -191,6 +191,39 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
             f"give a larger total with -n, e.g. -n {longer(config.n_timesteps, point.step)}"
         )
     return config
+
+
+def resume_interrupted(args: argparse.Namespace) -> str | None:
+    """Point `--resume auto` at the newest run of its algorithm, environment and log folder; at none where that has no
+    checkpoint, so that a run begins. Return a line where that run is complete.
+
+    A launcher repeats one command, so flags that began the run are allowed as they were; raises `BadValue` for others.
+    """
+    args.resume = None
+    if args.env is None:
+        raise BadValue("--resume auto needs --env, as the command that begins the run")
+    run = interrupted_run(Path(args.log_folder or "logs"), check_algorithm(args.algo or "ppo"), args.env)
+    if run is None:
+        return None
+    stored, step = run.config(), run.saved_steps()[-1]
+    beginning = [name for name in (*annotations_of(RunConfig), *EVAL_OPTIONS) if hasattr(args, name)]
+    beginning = [name for name in beginning if name not in (*anytime_of(RunConfig), "algo", "env")]
+    if any(getattr(args, name) not in (None, []) for name in (*beginning, "params", "conf_file")):
+        asked = open_new_run(args)[0]
+        drawn = [name for name in ("seed", "num_envs") if getattr(args, name) is None]
+        for name in annotations_of(RunConfig):
+            one, other = getattr(asked, name), getattr(stored, name)
+            if name not in (*anytime_of(RunConfig), *drawn, "entry") and one != other:
+                raise BadValue(
+                    f"--resume auto: '{run.path}' was begun with {name} {shown(other)}, this command asks for "
+                    f"{shown(one)}. Give what it was begun with, or another -f for a new run"
+                )
+    for name in (*beginning, "conf_file"):
+        setattr(args, name, None)
+    args.params, args.resume = [], str(run.path)
+    if step >= (args.n_timesteps or stored.n_timesteps) and not lacks_evaluation(run, step):
+        return f"'{run.path}' is complete: {step} simulator steps"
+    return None
 
 
 def changed_flags(args: argparse.Namespace, run: RunFolder, *configs: type) -> Settings:

@@ -191,6 +191,8 @@ class RunConfig:
     """Keep the optimiser's state in main memory while the policy decides."""
     max_staleness: CountOrZero = field(default=0, metadata=ANYTIME)
     """Updates by which the weights that collect a rollout may be behind, where other processes learn."""
+    rank_timeout: Count = field(default=30, metadata=ANYTIME)
+    """Minutes that processes wait for each other before the run ends; more than a rollout where others collect."""
 
     def __post_init__(self) -> None:
         """Raise `BadValue` for counts out of range, that do not divide, or that contradict each other."""

@@ -40,7 +40,14 @@ Ranks have met over gloo before."""
 class ProcessGroup:
     """This process among those of its run. Methods over ranks must be called by every rank."""
 
-    def __init__(self, rank: int = 0, size: int = 1, host_group: Any = None, gradient_group: Any = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        host_group: Any = None,
+        gradient_group: Any = None,
+        timeout: timedelta = HOST_TIMEOUT,
+    ) -> None:
         self.host_group = host_group
         """The gloo group of the host data; None with one process."""
         self.gradient_group = gradient_group
@@ -49,6 +56,7 @@ class ProcessGroup:
         """Number of this process."""
         self.size = size
         """W, processes of the run."""
+        self._timeout = timeout
 
     @property
     def is_first(self) -> bool:
@@ -59,11 +67,11 @@ class ProcessGroup:
         """Return a group of the ranks `numbers`, as 0, 1, ...; None on the others. Every rank must call it."""
         if tuple(numbers) == tuple(range(self.size)):
             return self
-        group = dist.new_group(list(numbers), backend="gloo", timeout=HOST_TIMEOUT)
+        group = dist.new_group(list(numbers), backend="gloo", timeout=self._timeout)
         gradient_group = dist.new_group(list(numbers))
         if self.rank not in numbers:
             return None
-        return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group)
+        return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group, self._timeout)
 
     # All to all -------------------------------------------------------------------------------------
 
@@ -202,6 +210,13 @@ def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
         "launch --config_file <cpu.yaml of hyperparams/accelerate> --num_processes N -m zoo.train ...": (
             alone and "MASTER_ADDR" in environment
         ),
+        # Nodes count their restarts each for itself, so none knows which addresses in a store they share are new.
+        "torchrun --max-restarts on several nodes needs a new store for every restart: export "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them": (
+            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            and int(environment.get("GROUP_WORLD_SIZE", "1")) > 1
+            and int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+        ),
     }
     for sentence, applies in refused.items():
         if applies:
@@ -209,15 +224,17 @@ def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("WORLD_SIZE", "1"))
 
 
-def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
+def join(device: str = "auto", timeout: timedelta = HOST_TIMEOUT) -> tuple[ProcessGroup, torch.device]:
     """Meet the other processes of the run and take a device: with several on GPUs, each its own.
+
+    A process that does not answer within `timeout` ends the others.
 
     Raises `BadValue` for a device that is not here.
     """
     wanted = use_device(device)
     if wanted.index is not None and launched_processes() > 1:
         raise BadValue(f"with several processes each takes a GPU of its own; give --device cuda, not {device}")
-    return _meet(wanted)
+    return _meet(wanted, timeout)
 
 
 def is_initialized() -> bool:
@@ -227,7 +244,7 @@ def is_initialized() -> bool:
 
 def current_process_group() -> ProcessGroup:
     """Return all processes of the run; meets them where `join` has not."""
-    return _meet(check_device("auto"))[0]
+    return _meet(check_device("auto"), HOST_TIMEOUT)[0]
 
 
 def backends(device_type: str) -> str:
@@ -238,18 +255,22 @@ def backends(device_type: str) -> str:
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
-def _meet(device: torch.device) -> tuple[ProcessGroup, torch.device]:
+def _meet(device: torch.device, timeout: timedelta) -> tuple[ProcessGroup, torch.device]:
     if launched_processes() == 1:
         return ProcessGroup(), device
     if not dist.is_initialized():
-        dist.init_process_group(backends(device.type), timeout=DEVICE_TIMEOUT)
+        store, rank, size = next(dist.rendezvous("env://", timeout=DEVICE_TIMEOUT))
+        # torchrun's agent keeps its store over restarts, with the addresses of processes that are gone.
+        store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backends(device.type), store=store, rank=rank, world_size=size, timeout=DEVICE_TIMEOUT)
     state = PartialState(cpu=device.type == "cpu")
-    return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
+    group = _host_group(timeout)
+    return ProcessGroup(state.process_index, state.num_processes, group, timeout=timeout), state.device
 
 
 @functools.cache
-def _host_group() -> Any:
-    return dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
+def _host_group(timeout: timedelta) -> Any:
+    return dist.new_group(backend="gloo", timeout=timeout)
 
 
 def use_device(name: str) -> torch.device:

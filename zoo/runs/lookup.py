@@ -75,17 +75,24 @@ def find_run(path: str) -> RunFolder:
 
 def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
     """The run of `env_id` that was begun last, of those that hold a policy; None when there is none."""
+    runs = _runs_of(log_folder, algos, env_id)
+    return next((run for run in runs if _newest_policy(run) is not None), None)
+
+
+def interrupted_run(log_folder: Path, algo: str, env_id: str) -> RunFolder | None:
+    """The run of `env_id` that was begun last, where it has a checkpoint; None otherwise."""
+    run = next(iter(_runs_of(log_folder, [algo], env_id)), None)
+    return run if run is not None and run.saved_steps() else None
+
+
+def _runs_of(log_folder: Path, algos: Sequence[str], env_id: str) -> list[RunFolder]:
     found = [
         (config.stat().st_mtime, number, config.parent)
         for algo in algos
         for config in (log_folder / algo).glob(f"*/{CONFIG_FILE}")
         if (number := run_number(config.parent, env_id)) is not None
     ]
-    for _, _, folder in sorted(found, reverse=True):
-        run = RunFolder(folder)
-        if _newest_policy(run) is not None:
-            return run
-    return None
+    return [RunFolder(folder) for _, _, folder in sorted(found, reverse=True)]
 
 
 def check_command(run: RunFolder, command: str) -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,7 +45,7 @@ def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:
     """Meet the run's other processes; return the job with rank 0's seed, where each may have drawn its own."""
     if job.config.num_threads is not None:
         torch.set_num_threads(job.config.num_threads)
-    process_group, device = join(job.config.device)
+    process_group, device = join(job.config.device, timedelta(minutes=job.config.rank_timeout))
     check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     return replace(job, config=config), process_group, device
