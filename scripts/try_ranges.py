@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = ("libero", "libero-plus", "metaworld", "maniskill", "datasets", "optimize", "plots", "quantization", "serve")
+EXTRAS += ("words",)
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 LEFT_OUT = ("tests/architecture", "tests/docs", "tests/test_notebooks.py")
 """Tests of the development tools."""

@@ -115,7 +115,9 @@ class Footprint:
         for field in fields(self._one):
             if isinstance(x := getattr(self._one, field.name), Tensor):
                 text = field.name.startswith("text")
-                many[field.name] = x[:, :length].repeat(batch, 1) if text else _repeated(x, batch)
+                x = x[:, :length] if text else x
+                ids = text and not x.is_floating_point()
+                many[field.name] = x.repeat(batch, 1) if ids else _repeated(x, batch)
         return replace(self._one, **many), length
 
     @cached_property

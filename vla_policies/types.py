@@ -20,7 +20,7 @@ class PolicyInputs:
     pixels_BMCHW: Tensor
     """Images resized and normalised for the model, floating point."""
     text_BL: Tensor
-    """Token ids, int64, right padded."""
+    """Token ids, int64, right padded; of a frozen encoder outside the network its vectors, float32 `[B, L, F]`."""
     text_mask_BL: Tensor
     """True where a text token is real. On the CPU: padding decides what is computed, and a GPU would be waited for."""
     state_BS: Tensor | None

@@ -20,8 +20,9 @@ SIZES: dict[str, dict[str, int]] = {
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
-LEARNING_OPTIONS = ("freeze_encoder",)
-"""Fields that may be set for a checkpoint, whose others are those that it was made with."""
+LEARNING_OPTIONS = ("freeze_encoder", "words")
+"""Fields that may be set for a checkpoint, whose others are those that it was made with. Other `words` than the
+checkpoint's begin anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,9 @@ class NanoConfig:
     """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
     residual block; twice the work. "contrast": as deep, with instance normalisation of images and of the points'
     maps, so that small and dark things are found, and found sooner; a quarter more work."""
+    words: Literal["hashed", "wordllama"] = "hashed"
+    """"hashed": a vector for each word, learned from nothing; words that were not taught mean nothing. "wordllama": a
+    learned projection of WordLlama's frozen vectors, in which words of like meaning are close (extra `words`)."""
     privileged_dim: int = 0
     """Numbers of the privileged vector that a head predicts from the points while fine-tuning (`Benchmark.places`);
     0 = no such head."""

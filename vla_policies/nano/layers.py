@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from vla_policies.actions.sampling import UniformBins
-from vla_policies.processing.observations import HALF_BITS, MAX_TOKENS
+from vla_policies.processing.observations import (
+    HALF_BITS,
+    MAX_TOKENS,
+    WORD_DIMS,
+    pad_ids,
+    tokenize,
+    word_vectors,
+    wordllama_folder,
+)
 
 SMALLEST_STD = 1e-3
 """Smallest standard deviation of a privileged number that varies, metres or radians."""
@@ -68,10 +78,34 @@ class WordEmbedding(nn.Module):
         for table in (self.high, self.low):
             nn.init.normal_(table.weight, std=math.sqrt(0.5))
 
+    def read(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Ids of B sentences, int64 `[B, 80]`, and the bool mask of real ones."""
+        return pad_ids([tokenize(sentence) for sentence in sentences], MAX_TOKENS)
+
     def forward(self, text_BL: Tensor) -> Tensor:
         """Ids `[B, L]` to `[B, L, width]`."""
         words = self.high(text_BL >> HALF_BITS) + self.low(text_BL & ((1 << HALF_BITS) - 1))
         return words + self.position[: text_BL.shape[1]]
+
+
+class PretrainedEmbedding(nn.Module):
+    """WordLlama's frozen vectors of word pieces, projected, plus the piece's place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        wordllama_folder()
+        self.proj = nn.Linear(WORD_DIMS, width)
+        self.position = nn.Parameter(0.02 * torch.randn(MAX_TOKENS, width))
+
+    def read(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Vectors of B sentences, float32 `[B, L, F]`, zeros at the end, and the bool mask `[B, L]` of real ones."""
+        rows = [torch.from_numpy(word_vectors(sentence)) for sentence in sentences]
+        mask_BL = torch.arange(max(map(len, rows))) < torch.tensor([len(row) for row in rows])[:, None]
+        return pad_sequence(rows, batch_first=True), mask_BL
+
+    def forward(self, text_BLF: Tensor) -> Tensor:
+        """Vectors `[B, L, F]` to `[B, L, width]`."""
+        return self.proj(text_BLF) + self.position[: text_BLF.shape[1]]
 
 
 class VisionStem(nn.Module):

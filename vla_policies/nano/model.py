@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,6 +17,7 @@ from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import UniformBins
 from vla_policies.backbone import Backbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.weights import load_weights
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
 from vla_policies.modules.feature_cache import GIB, FeatureCache
@@ -24,6 +27,7 @@ from vla_policies.nano.layers import (
     Block,
     ContrastVisionStem,
     DeepVisionStem,
+    PretrainedEmbedding,
     PrivilegedHead,
     QueryBlock,
     ValueHead,
@@ -32,12 +36,14 @@ from vla_policies.nano.layers import (
     mlp,
     state_codes,
 )
-from vla_policies.processing.observations import MAX_TOKENS, channels_last, decode_instructions, pad_ids, tokenize
+from vla_policies.processing.observations import channels_last, decode_instructions
 from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import PolicyInputs, is_padded
 
 KEPT_BYTES = GIB
 """Largest size of the kept encodings where the encoder is not trained; one of an image of `tiny` has 28 KB."""
+
+_log = logging.getLogger(__name__)
 
 STEMS: Mapping[str, type[VisionStem]] = {
     "shallow": VisionStem,
@@ -86,7 +92,7 @@ class NanoTrunk(Backbone):
                 f"got {conventions.image_size}"
             )
         width, cameras = config.width, len(conventions.cameras)
-        self.words = WordEmbedding(width)
+        self.words = WordEmbedding(width) if config.words == "hashed" else PretrainedEmbedding(width)
         self.sentence_norm = nn.LayerNorm(width)
         self.vision = STEMS[config.eye](width, config.grid, config.points, conventions.image_size)
         self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
@@ -123,6 +129,16 @@ class NanoTrunk(Backbone):
             return {**model, "trunk": {**model["trunk"], **learning}}
         return {**model, **learning}
 
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
+        load_weights(folder, self, but=self._new_words)
+
+    def _new_words(self, saved: Collection[str]) -> str | None:
+        hashed = isinstance(self.words, WordEmbedding)
+        if hashed == ("words.high.weight" in saved):
+            return None
+        _log.warning("the policy's words begin anew: it knows none before it has learned them")
+        return "words."
+
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         """Tensors of B observations, images `[B, H, W, 3]` or `[B, 3, H, W]` uint8, to `PolicyInputs`.
 
@@ -130,8 +146,7 @@ class NanoTrunk(Backbone):
         """
         conventions = self.conventions
         pixels = [_pixels(obs[key], conventions.image_size, key) for key in conventions.cameras]
-        sentences = decode_instructions(obs["instruction"])
-        text_BL, mask_BL = pad_ids([tokenize(sentence) for sentence in sentences], MAX_TOKENS)
+        text_BL, mask_BL = self.words.read(decode_instructions(obs["instruction"]))
         device = pixels[0].device
         return PolicyInputs(
             pixels_BMCHW=pixels[0].unsqueeze(1) if len(pixels) == 1 else torch.stack(pixels, dim=1),

@@ -1,5 +1,5 @@
 """A caller's observations -> batched tensors, and their words -> token ids: by tokenizers that others wrote, or hashed,
-which needs no vocabulary.
+which needs no vocabulary; or -> frozen vectors of word pieces, WordLlama's.
 
 A hashed word's id has 20 bits and each half is a row of a table of 1024, so two words are confused only when all 20
 bits agree (one pair in a million) although the tables stay small. Ids are the same in every process and version.
@@ -8,6 +8,7 @@ bits agree (one pair in a million) although the tables stay small. Ids are the s
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_gym.errors import BadValue, shortened, shown, unknown_name
+from vla_gym.errors import BadValue, MissingDependency, shortened, shown, unknown_name
 from vla_gym.observation import decode_instruction, encode_instruction
 from vla_gym.reading import read_text
 from vla_policies.conventions import Conventions
@@ -34,6 +36,8 @@ HALF_BITS = 10
 """Bits of each half of an id."""
 MAX_TOKENS = 80
 """L, most words of an instruction. Checkpoints hold a vector for each place."""
+WORD_DIMS = 256
+"""F, numbers of a vector of WordLlama's."""
 
 _WORD = re.compile(r"\w+")
 
@@ -145,6 +149,37 @@ def tokenize(text: str) -> tuple[int, ...]:
     if not 1 <= len(words) <= MAX_TOKENS:
         raise BadValue(f"the instruction {shown(text)} holds {len(words)} words; it must have 1 to {MAX_TOKENS}")
     return tuple(word_id(word) for word in words)
+
+
+@lru_cache(maxsize=4096)
+def word_vectors(text: str) -> np.ndarray:
+    """Float32 `[L, 256]` of the pieces of `text`, case folded; those after the first 80 are left out.
+
+    WordLlama (https://github.com/dleemiller/WordLlama, MIT) has 256 numbers for each of Llama 2's 32,000 pieces,
+    trained so that the mean over a sentence is close to that of a sentence of like meaning. Raises `BadValue` where
+    there is no word, `MissingDependency` without its package; nothing is downloaded.
+    """
+    tokenize(text)
+    pieces, table_VF = _wordllama()
+    ids = pieces.encode(text.casefold(), add_special_tokens=False).ids[:MAX_TOKENS]
+    return table_VF[ids].astype(np.float32)
+
+
+@lru_cache
+def _wordllama() -> tuple[Tokenizer, np.ndarray]:
+    folder = wordllama_folder()
+    pieces = read_tokenizer(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
+    return pieces, load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
+
+
+def wordllama_folder() -> Path:
+    """Return the folder of WordLlama's package; raises `MissingDependency` where there is none."""
+    found = importlib.util.find_spec("wordllama")  # not imported: that would set up logging
+    if found is None or found.origin is None:
+        raise MissingDependency(
+            "the policy reads words through wordllama, not installed here. Install with: pip install 'vla-zoo[words]'"
+        )
+    return Path(found.origin).parent
 
 
 def _instruction_bytes(value: object) -> object:

@@ -38,6 +38,8 @@ class CardFacts:
     evaluation: Options | None
     """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
     protocol: Options
+    words: str
+    """`words` of nano; "" for other families."""
     saved_step: int | None
     """Simulator steps of the checkpoint in the repository, from which training goes on; None without one."""
 
@@ -156,6 +158,12 @@ def _usage(facts: CardFacts) -> str:
         more = longer(facts.config.n_timesteps, facts.saved_step)
         lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
     lines.append("```")
+    if facts.words == "wordllama":
+        lines += [
+            "",
+            "It reads words through the table of [WordLlama](https://github.com/dleemiller/WordLlama) (MIT), which is "
+            "not part of this repository: `pip install wordllama`.",
+        ]
     if facts.adapter:
         lines += [
             "",

@@ -171,8 +171,15 @@ def card_facts(
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
         protocol=read_json(protocol) if protocol is not None else {},
+        words=_words_of(policy),
         saved_step=saved_step,
     )
+
+
+def _words_of(policy: Path) -> str:
+    config = policy / POLICY_CONFIG_FILE
+    model = read_json(config).get("model", {}) if config.is_file() else {}
+    return str(model.get("trunk", model).get("words", ""))
 
 
 def adapter_base(policy: Path) -> str | None:

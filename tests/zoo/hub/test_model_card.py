@@ -23,6 +23,7 @@ FACTS = CardFacts(
     family="nano",
     evaluation=None,
     protocol={"versions": {"torch": "2.0"}},
+    words="hashed",
     saved_step=None,
 )
 
@@ -50,6 +51,12 @@ def test_success_has_its_counts_and_its_interval(suites: list[str], names: list[
     assert (metric["type"], metric["value"]) == ("success_rate", 0.3333)
     assert metric["args"] == {"successes": 1, "episodes": 3, "wilson_95": [0.0615, 0.9]}
     assert "| all episodes | 33.3% | 6.1% to 90.0% | 1 of 3 |" in model_card(facts)
+
+
+def test_borrowed_words_are_named_with_their_licence() -> None:
+    named = "[WordLlama](https://github.com/dleemiller/WordLlama) (MIT)"
+    assert named in model_card(replace(FACTS, words="wordllama"))
+    assert named not in model_card(FACTS)
 
 
 def test_names_from_files_stay_text() -> None:
