@@ -33,7 +33,6 @@ from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
 from zoo.training.run_plan import RunPlan, arithmetic_lines, memory_lines, ranks
-from zoo.training.start_weights import check_fit
 
 
 def parser() -> OneLineParser:
@@ -62,6 +61,8 @@ def plan_lines(
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config)
     if policy is not None and policy.folder is not None:
+        from zoo.training.start_weights import check_fit
+
         check_fit(config, policy)
     yield from arithmetic_lines(plan, resume)
     yield from memory_lines(plan, sharded=sharded, passes=True)
