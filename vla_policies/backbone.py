@@ -193,6 +193,9 @@ class Backbone(nn.Module, ABC):
         """Attach the adapter of a folder to the loaded weights."""
         raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
 
+    adapters_on: bool = True
+    """Whether the LoRA adapter, where there is one, counts."""
+
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
         """Context manager that computes without the LoRA adapter."""

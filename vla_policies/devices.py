@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _BUILT_FOR: ContextVar[torch.device | None] = ContextVar("built_for", default=None)
+_CAPTURING: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
 def upload(x: Tensor, device: torch.device) -> Tensor:
@@ -43,6 +44,20 @@ def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     pieces = torch.cat(parts).cpu().split([len(part) for part in parts])
     found = {i: piece.view(tensors[i].dtype).view(tensors[i].shape) for i, piece in zip(order, pieces, strict=True)}
     return [found[i] for i in range(len(tensors))]
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """A call is recorded inside, to be launched again without its Python: nothing may be kept from earlier calls."""
+    token = _CAPTURING.set(True)
+    try:
+        yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+def is_capturing() -> bool:
+    return _CAPTURING.get()
 
 
 @contextmanager

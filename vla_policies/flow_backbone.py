@@ -35,7 +35,7 @@ from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Draws
 from vla_policies.conventions import Conventions
-from vla_policies.devices import upload
+from vla_policies.devices import constant
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 FIXED_NOISE_SEED = 0
@@ -156,7 +156,7 @@ class FlowBackbone(Backbone):
         chain_BJHD, chosen_B = record["chain"], record["step"].long()
         every = self.flow.scheme == "flow_noise"
         steps = [torch.full_like(chosen_B, step) for step in range(self.flow.num_steps)] if every else [chosen_B]
-        times_J = upload(flow_times(self.flow.num_steps), chain_BJHD.device)
+        times_J = constant(tuple(flow_times(self.flow.num_steps).tolist()), torch.float32, chain_BJHD.device)
         row_B = torch.arange(len(chosen_B), device=chain_BJHD.device)
         logprobs, entropies = [], []
         for step_B in steps:
@@ -211,7 +211,7 @@ class FlowBackbone(Backbone):
             return mean_BHD, self.learned_std(denoised.hidden_BHE)
         scheme = flow_cps_law if self.flow.scheme == "flow_cps" else flow_sde_law
         law = scheme(self.flow.num_steps, self.flow.noise_level)
-        std_J, pull_J = (upload(law_J.float(), x_BHD.device) for law_J in law)
+        std_J, pull_J = (constant(tuple(law_J.tolist()), torch.float32, x_BHD.device) for law_J in law)
         mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length, pull_J[step_B])
         return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)
 

@@ -73,8 +73,12 @@ class LoraBackbone(Backbone):
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
-        with lora.switched_off(self.adapted):
-            yield
+        self.adapters_on = False
+        try:
+            with lora.switched_off(self.adapted):
+                yield
+        finally:
+            self.adapters_on = True
 
     def merge_adapter(self) -> None:
         lora.merge(self.adapted)

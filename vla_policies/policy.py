@@ -6,7 +6,7 @@ one log-probability for each action token. Both go through the same backbone met
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +28,17 @@ from vla_policies.backbone import Backbone
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
-from vla_policies.devices import built_for, download
+from vla_policies.devices import built_for, download, upload
+from vla_policies.graphs import Call, Graphs, cuda_capture
 from vla_policies.loading import build_backbone, fresh_options, save_adapter, save_checkpoint
 from vla_policies.modules.training import GroupScaledAdamW, compile_blocks, parameter_groups
 from vla_policies.processing.observations import SEEN, batch_observation, observation_keys, on_device
 from vla_policies.resolver import PolicyRef, resolve_policy
-from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs, tensors_of
 
 Observation = PyTorchObs | Mapping[str, Any]
+Run = Callable[[Hashable, Call, PolicyInputs, Noise], Any]
+"""Runs a call on inputs, by a name."""
 
 
 class VLAPolicy(ActorCriticPolicy):
@@ -56,6 +59,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
     :param verify: whether the folder's files, and an adapter's base model, must be those of its `manifest.json`.
     :param compile: run the network's blocks through `torch.compile`, at their first call.
+    :param cuda_graphs: on a GPU, launch a decision's kernels as one graph.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
     :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
@@ -83,6 +87,7 @@ class VLAPolicy(ActorCriticPolicy):
         greedy: Greedy | None = None,
         value_lr: float | None = None,
         compile: bool = False,
+        cuda_graphs: bool = True,
         action_spec: ActionSpec | None = None,
         use_sde: bool = False,
         normalize_images: bool = True,
@@ -122,11 +127,14 @@ class VLAPolicy(ActorCriticPolicy):
         given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
         given = {name: value for name, value in given.items() if value is not None}
         self.sampling = changed(saved_sampling, given, "VLAPolicy")
+        self.cuda_graphs = as_annotated(bool, cuda_graphs, "cuda_graphs of VLAPolicy")
         if compile:
             compile_blocks(self.backbone)
         self._build(lr_schedule)
 
     def _build(self, lr_schedule: Schedule) -> None:
+        self.graphs: Graphs | None = None
+        """Recorded decisions; of a GPU."""
         rate = lr_schedule(1)
         if self.value_lr is not None and rate <= 0:
             raise BadValue(f"value_lr needs a learning rate > 0 to be measured against, got {rate}")
@@ -152,11 +160,28 @@ class VLAPolicy(ActorCriticPolicy):
         Everything of the decision is on the CPU, where environments and buffers are: a GPU is waited for once.
         """
         seen = None if self.backbone.kept is None else observation_keys(batch_observation(obs, self.conventions)[0])
-        sample = self._decide(self.prepare(obs, seen), deterministic, noise)
+        sample = self._decide(self.prepare(obs, seen, run=self._run), deterministic, noise)
         return sample if seen is None else replace(sample, record={**sample.record, SEEN: seen})
 
     def _decide(self, inputs: PolicyInputs, deterministic: bool, noise: Noise) -> ActionSample:
-        return _on_host(self.backbone.act(inputs, self.sampling, deterministic=deterministic, noise=noise))
+        backbone, sampling = self.backbone, self.sampling
+
+        def decide(inputs: PolicyInputs, noise: Noise) -> ActionSample:
+            return backbone.act(inputs, sampling, deterministic=deterministic, noise=noise)
+
+        return _on_host(self._run(("decide", sampling, deterministic), decide, inputs, noise), len(inputs.text_BL))
+
+    def _run(self, name: Hashable, call: Call, inputs: PolicyInputs, noise: Noise) -> Any:
+        """`call(inputs, noise)` as a CUDA graph where it can be one, see `Graphs.run`."""
+        if self.graphs is None and self.cuda_graphs and self.device.type == "cuda":
+            self.graphs = Graphs(cuda_capture(self.device))
+        if self.graphs is None:
+            return call(inputs, noise)
+        name = name, self.training, self.backbone.adapters_on
+        return self.graphs.run(name, call, inputs, noise, self._weights)
+
+    def _weights(self) -> list[Tensor]:
+        return [*self.backbone.parameters(), *self.backbone.buffers()]
 
     @torch.no_grad()
     def predict_with_noise(self, observation: Observation, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
@@ -174,10 +199,11 @@ class VLAPolicy(ActorCriticPolicy):
         record = on_device(record, self.device)
         return self.backbone.evaluate(self.prepare(obs, record.pop(SEEN, None)), record, self.sampling)
 
-    def prepare(self, obs: Observation, seen: Tensor | None = None) -> PolicyInputs:
+    def prepare(self, obs: Observation, seen: Tensor | None = None, run: Run | None = None) -> PolicyInputs:
         """Return the backbone's inputs of B observations (the dict of `as_sb3()`), on the policy's device.
 
-        Where features are kept they have these, found by `seen`, the `observation_keys` (None: computed here).
+        Where features are kept they have these, found by `seen`, the `observation_keys` (None: computed here),
+        or made by `run`.
         """
         batch, _ = batch_observation(obs, self.conventions)
         inputs = self.backbone.prepare(on_device(batch, self.device))
@@ -186,8 +212,18 @@ class VLAPolicy(ActorCriticPolicy):
             return inputs
         length = inputs.text_BL.shape[1] if self.backbone.features_have_texts_length else 0
         keys = [(*key, length) for key in (observation_keys(batch) if seen is None else seen).tolist()]
-        made = kept.rows(keys, lambda places: self.backbone.features(inputs.mapped(lambda x: x[places])))
-        return replace(inputs, features=made)
+
+        def features(places: list[int]) -> tuple[Tensor, ...]:
+            part = inputs
+            if len(places) < len(keys):
+                index = torch.tensor(places)
+                part = inputs.mapped(lambda x: x[upload(index, x.device)])
+            if run is None:
+                return self.backbone.features(part)
+            made = run("features", lambda inputs, _: self.backbone.features(inputs), part, TORCH_NOISE)
+            return tuple(x[: len(places)] for x in made)
+
+        return replace(inputs, features=kept.rows(keys, features))
 
     # Stable-Baselines3's contract -------------------------------------------------------------------
 
@@ -338,8 +374,7 @@ class VLAPolicy(ActorCriticPolicy):
         return policy.to(get_device(device))
 
 
-def _on_host(sample: ActionSample) -> ActionSample:
-    tensors = {name: x for name, x in vars(sample).items() if isinstance(x, Tensor)}
-    found = download([*tensors.values(), *sample.record.values()])
-    record = dict(zip(sample.record, found[len(tensors) :], strict=True))
-    return replace(sample, record=record, **dict(zip(tensors, found, strict=False)))
+def _on_host(sample: ActionSample, num: int) -> ActionSample:
+    """The first `num` rows, on the CPU."""
+    found = iter(download([x[:num] for x in tensors_of(sample)]))
+    return sample.mapped(lambda _: next(found))

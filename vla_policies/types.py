@@ -61,6 +61,28 @@ class ActionSample:
     value_BK: Tensor | None = None
     """Value of each step of the chunk, float32, where the critic has an output for each; `value_B` is the first."""
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> ActionSample:
+        """The same of every tensor's `function`, in the order of the fields."""
+        return ActionSample(
+            action_BKA=function(self.action_BKA),
+            logprob_BKA=function(self.logprob_BKA),
+            value_B=function(self.value_B),
+            record={name: function(x) for name, x in self.record.items()},
+            value_BK=None if self.value_BK is None else function(self.value_BK),
+        )
+
+
+def tensors_of(record: PolicyInputs | ActionSample) -> list[Tensor]:
+    """Every tensor of a record, in the order of `mapped`."""
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    record.mapped(note)
+    return found
+
 
 @dataclass(frozen=True)
 class Evaluation:

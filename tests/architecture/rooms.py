@@ -23,6 +23,7 @@ ROOMS = {
             "actions",
             "processing",
             "modules",
+            "graphs",
             "backbone",
         ),
         *("lora_backbone", "token_backbone", "flow_backbone", "vlm_flow"),

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ import numpy as np
 import torch
 from emulated_device import DEVICE, watch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import vla_gym
 import zoo
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
+from vla_policies.graphs import Graphs
 from vla_policies.modules.feature_cache import FeatureCache
 from vla_policies.modules.lora import attach, merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.config import SIZES
+from vla_policies.types import tensors_of
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
@@ -311,3 +315,83 @@ def evicted_rows() -> tuple[list[list[float]], list[list[int]], set[str]]:
 
     read = [rows(keys) for keys in ("ab", "cd", "abcd", "e", "a")]
     return read[2].tolist(), made, {x.device.type for x in read}
+
+
+@dataclass
+class Recorded:
+    """Recordings of decisions, which are then played without their Python."""
+
+    gap: float = 0.0
+    """Largest difference from the same decisions of a policy that records none."""
+    recordings: list[int] = field(default_factory=list)
+    """Recordings after decisions of two inputs, after a step of the optimiser, and after the weights have moved."""
+    uploads: int = 0
+    waits: int = 0
+    drawn: list[str] = field(default_factory=list)
+    """Operations on random numbers."""
+    same_trace: bool = False
+    """Whether two inputs of one size make the same operations on the same shapes."""
+
+
+def recorded(family: str, options: Mapping[str, Any], *, keep: bool = False) -> Recorded:
+    """Decisions as graphs: for two inputs, after an update in place, for a larger batch, after weights have moved."""
+    policy = make_policy(family, options).to(DEVICE)
+    policy._build(lambda _: 1e-2)
+    if keep:
+        policy.backbone.keep_features()
+    policy.set_training_mode(False)
+    plain, found, tapes = copy.deepcopy(policy), Recorded(), list[list[Any]]()
+
+    def capture(call: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        call()
+        with emulated_device.taped() as tape, watch() as counts:
+            results = call()
+        found.uploads += counts.uploads.total()
+        found.waits += counts.waits.total()
+        found.drawn += [name for name, *_ in tape if name in RANDOM]
+        tapes.append(tape)
+        return partial(emulated_device.play, tape), results
+
+    policy.graphs = Graphs(capture)
+    calls = 0
+
+    def decide(num: int) -> Any:
+        nonlocal calls
+        calls += 1
+        obs = {
+            key: np.roll(x, calls, axis=1) if "image" in key else x
+            for key, x in observations(num, one_length=False).items()
+        }
+        samples = [one.act(obs, noise=SlotNoise(0, (0, calls), np.arange(num))) for one in (policy, plain)]
+        here, there = ([x for x in tensors_of(sample) if x.is_floating_point()] for sample in samples)
+        found.gap = max(found.gap, *(float((a - b).abs().max()) for a, b in zip(here, there, strict=True)))
+        return obs, samples[1]
+
+    for _ in range(3):  # as it is, recorded, played
+        obs, sample = decide(2)
+    found.recordings.append(len(tapes))
+    for one in (policy, plain):
+        one.set_training_mode(True)
+        result = one.evaluate(obs, sample.record)
+        (result.logprob_BKA.mean() + result.value_B.mean()).backward()
+        one.optimizer.step()
+        one.optimizer.zero_grad()
+        one.set_training_mode(False)
+    decide(2)
+    found.recordings.append(len(tapes))
+    for num in (9, 10, 9):  # one graph, of 16 rows
+        decide(num)
+    for weight in policy.parameters():
+        weight.inner = weight.inner.clone()
+    decide(2)
+    found.recordings.append(len(tapes))
+    shapes = [
+        [(name, [x.shape for x in tree_leaves(out) if isinstance(x, Tensor)]) for name, *_, out in tape]
+        for tape in tapes
+    ]
+    size = found.recordings[0]
+    found.same_trace = shapes[:size] == shapes[-size:]
+    return found
+
+
+RANDOM = ("rand", "randn", "bernoulli_", "uniform_", "normal_", "random_")

@@ -62,6 +62,36 @@ class Counts:
 _watching: list[Counts] = []
 
 
+Entry = tuple[str, Callable[..., Any], Sequence[Any], dict[str, Any], Any]
+"""One operation on the CPU's tensors: its name, itself, its arguments, and its results."""
+_tapes: list[list[Entry]] = []
+
+
+@contextmanager
+def taped() -> Iterator[list[Entry]]:
+    """Context manager that records operations, which `play` runs again on the same memory, as a CUDA graph does."""
+    _tapes.append([])
+    try:
+        yield _tapes[-1]
+    finally:
+        _tapes.pop()
+
+
+def play(tape: Sequence[Entry]) -> None:
+    """Run the operations of a tape again, without the Python around them."""
+    with torch._C._DisableTorchDispatch():
+        for _, func, args, kwargs, results in tape:
+            found = tree_flatten(func(*args, **kwargs))[0]
+            for place, x in zip(tree_flatten(results)[0], found, strict=True):
+                if isinstance(x, Tensor) and x.data_ptr() != place.data_ptr():
+                    place.copy_(x)
+
+
+def _tape(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> None:
+    for tape in _tapes:
+        tape.append((name, func, args, kwargs, results))
+
+
 @contextmanager
 def watch() -> Iterator[Counts]:
     """Context manager that counts."""
@@ -115,6 +145,9 @@ class EmulatedTensor(Tensor):
     def __getitem__(self, index: Any) -> Tensor:
         # A list becomes a tensor below the place where operations are seen.
         return super().__getitem__(torch.tensor(index) if isinstance(index, list) else index)
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
 
     def tolist(self) -> Any:
         _count("waits", "tolist")
@@ -176,7 +209,9 @@ class _OneKernel(torch.autograd.Function):
         ctx.save_for_backward(*(flat[place] for place in ctx.places))
         with torch._C._DisableTorchDispatch():
             args, kwargs = tree_unflatten([_plain(x) for x in flat], spec)
-            return EmulatedTensor(func(*args, **kwargs))
+            out = func(*args, **kwargs)
+            _tape(name, func, args, kwargs, out)
+            return EmulatedTensor(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -256,6 +291,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         plain_kwargs["device"] = torch.device("cpu")
     plain_kwargs.pop("pin_memory", None)
     out = func(*plain_args, **plain_kwargs)
+    _tape(name, func, plain_args, plain_kwargs, out)
     return _wrapped(func, name, out, args, kwargs, here=to_here or (any_here and not to_host))
 
 

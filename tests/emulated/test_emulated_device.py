@@ -8,7 +8,7 @@ from typing import Any
 import emulated_cases
 import planted_faults
 import pytest
-from emulated_cases import FAMILIES, LORA, TINY, VARIANTS, Costs, Learnt
+from emulated_cases import FAMILIES, LORA, TINY, VARIANTS, Costs, Learnt, Recorded
 
 pytestmark = [pytest.mark.emulated, pytest.mark.processes]
 Run = Callable[..., Any]
@@ -64,6 +64,25 @@ def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: st
     if name in BUDGETS:
         assert costs.act["launches"] <= BUDGETS[name][0]
         assert costs.evaluate["launches"] <= BUDGETS[name][1]
+
+
+RECORDED = [("nano", False), ("openvla-oft", False), ("pi0", True)]
+OTHERS = [("pi05", True), ("openvla-oft without adapters", False), *((name, False) for name in FAMILIES)]
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [*RECORDED, *(pytest.param(*one, marks=pytest.mark.thorough) for one in OTHERS if one not in RECORDED)],
+)
+def test_decisions_are_recorded_once_and_played(on_device: Run, name: str, keep: bool) -> None:
+    family, options = VARIANTS[name]
+    found: Recorded = on_device(emulated_cases.recorded, family, options, keep=keep)
+    assert found.gap <= 1e-5
+    assert (found.uploads, found.waits, found.drawn) == (0, 0, [])
+    assert found.same_trace
+    # An update in place is seen by what was recorded; weights that lie elsewhere are recorded again.
+    once = 2 if keep else 1
+    assert found.recordings == [once, once, 3 * once]
 
 
 def test_kept_features_go_to_main_memory_and_come_back(on_device: Run) -> None:

@@ -16,6 +16,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_policies.devices import is_capturing
 from vla_policies.modules.quantization import QuantizedLinear, restored, stored
 from vla_policies.modules.training import autocast_type
 
@@ -60,7 +61,7 @@ class FusedLoraLinear(LoraLinear):
 
     def kept(self, name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """`_joined`, done once as long as the weights stay the same; for passes without gradients."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_capturing():
             return _joined(weights, dtype)
         # Fused optimisers and collectives count no version up: rollouts begin with `train(False)`, see above.
         state = dtype, *((id(weight), weight._version, weight.device) for weight in weights)

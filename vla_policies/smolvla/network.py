@@ -18,6 +18,7 @@ from transformers import LlamaConfig, SmolVLMConfig, SmolVLMVisionConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
+from vla_policies.devices import constant
 from vla_policies.modules.heads import ActionProjections
 from vla_policies.modules.streams import KeyValue, Prefix, for_every_head, rotary_embedding, run_prefix
 from vla_policies.modules.training import checkpoint_fn
@@ -231,7 +232,7 @@ class VisionLanguageModel(nn.Module):
         fake, whole = self.shape.image_brackets
 
         def bracket(*tokens: int) -> tuple[Tensor, Tensor]:
-            ids = torch.tensor(tokens, device=image_BPW.device)
+            ids = constant(tokens, torch.int64, image_BPW.device)
             embedded = self.text_model.embed_tokens(ids).expand(num_samples, -1, -1)
             return embedded, there_B.new_ones(num_samples, len(tokens))
 

@@ -24,7 +24,15 @@ from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.evaluation import VIDEO_EPISODES, Evaluator, evaluations_before_the_end, write_video
 from zoo.training.run_plan import RunPlan, TrainJob, log_plan
-from zoo.training.setup import join_run, make_envs, make_model, open_run_folder, run_log, training_share
+from zoo.training.setup import (
+    join_run,
+    make_envs,
+    make_model,
+    open_run_folder,
+    run_log,
+    splitting_pays,
+    training_share,
+)
 from zoo.training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
@@ -165,6 +173,11 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
         envs = make_envs(config, cleanup, pipeline_stages=stages, **training_share(config, process_group))
         model = make_model(job, envs, device, process_group)
         check_same_weights(model.policy, process_group)
+        if stages > 1 and config.pipeline_stages == "auto":
+            pays = process_group.is_first and splitting_pays(model.policy, envs.num_envs)
+            if not process_group.broadcast_object(pays):
+                envs.config = replace(envs.config, pipeline_stages=1)
+                _logger.info("stages       1, as deciding for half of them takes as long")
     else:
         from zoo.training.roles import set_up_roles
 
