@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.paths import check_destination
 from zoo.agents.agent import Agent
-from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.agents.measuring import keep_former, measure, partial_file, weights_of, write_or_print
 from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
+from zoo.config.settings import Settings
+from zoo.evaluation.robustness import EPISODES_OF_AXIS, axes_of, robustness_table, shares, write_picture
+from zoo.evaluation.statistics import rate_of, rate_values
+from zoo.files import write_text
 from zoo.published import evaluate_published
 from zoo.runs.evaluations import is_of_weights
-from zoo.runs.folder import RESULTS_FILE
+from zoo.runs.folder import RESULTS_FILE, ROBUSTNESS_FILE
 
 _OWN = "the run's policy and words, the default split, deterministic actions and as many start states as possible"
 
@@ -29,7 +34,14 @@ def parser() -> OneLineParser:
     add_policy_arguments(p, default_split="with -i test, where that has start states of its own, else as trained")
     add_run_arguments(p)
     p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
-    p.add_argument(
+    protocols = p.add_mutually_exclusive_group()
+    protocols.add_argument(
+        "--robustness",
+        action="store_true",
+        help="on LIBERO and on what LIBERO-PRO and LIBERO-Plus change of it, the episodes spread over these axes "
+        f"(default: {EPISODES_OF_AXIS} each): one table, robustness.json and a picture beside it",
+    )
+    protocols.add_argument(
         "--published",
         metavar="NAME",
         help="by the whole protocol of a published row (zoo.published lists them), its figures beside ours",
@@ -59,6 +71,8 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         raise BadValue("--dry-run says what --published NAME would evaluate; give a row of zoo.published with it")
     args.run = chosen_run(args)
+    if args.robustness:
+        return evaluate_robustness(args)
     plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True)
     if args.output:
         check_destination(Path(args.output))
@@ -72,6 +86,58 @@ def run(argv: Sequence[str]) -> int:
     kept = output.name != RESULTS_FILE and not args.output
     print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
     return 0
+
+
+def evaluate_robustness(args: argparse.Namespace) -> int:
+    """Play each axis with a part of the episodes; axes that an ended command has finished are not played again."""
+    whole = plan_rollout(args, episodes=None, unplayed=True)
+    axes, missing = axes_of(whole.env)
+    plans = {
+        name: plan_rollout(argparse.Namespace(**{**vars(args), "env": name}), episodes=episodes, unplayed=True)
+        for name, episodes in shares(axes, args.eval_episodes).items()
+    }
+    file = whole.named(Path(ROBUSTNESS_FILE).stem) + ".json"
+    output = check_destination(Path(args.output) if args.output else (whole.output_folder or Path()) / file)
+    picture, partial, weights = output.with_suffix(".png"), partial_file(output), weights_of(whole)
+    print(f"{whole.policy.name} on {len(axes)} axes of {whole.env}", flush=True)
+    records = _finished(partial, plans, weights)
+    if not records:
+        keep_former(partial)
+    for name, plan in plans.items():
+        if name in records:
+            print(f"{name}: played before")
+            continue
+        print(f"{name}: playing {len(plan.episodes)}", flush=True)
+        of_axis = partial_file(output.with_name(f"{output.stem}_{name}.json"))
+        _, records[name] = measure(plan, weights=weights, partial=of_axis, progress=args.progress)
+        write_text(partial, json.dumps({"results": records}))
+    rates = [rate_of({**records[name]["success"], "name": name}) for name in plans]
+    print("\n".join([robustness_table(rates), *(f"not played: {reason}" for reason in missing)]))
+    facts = {"env": whole.env, "policy": whole.policy.name, "weights_sha256": weights}
+    record = {**facts, "axes": [rate_values(rate) for rate in rates], "results": records}
+    write_or_print(output, json.dumps(record, indent=2))
+    keep_former(picture)
+    write_picture(rates, picture)
+    partial.unlink()
+    print(f"written to {output} and {picture.name}")
+    return 0
+
+
+def _finished(partial: Path, plans: Mapping[str, Agent], weights: str | None) -> dict[str, Settings]:
+    """Axes in the file of an ended command that these plans would play alike."""
+    try:
+        records = read_json_object(partial)["results"]
+        return {
+            name: records[name]
+            for name, plan in plans.items()
+            if name in records
+            and is_of_weights(records[name], weights)
+            and len(records[name]["episodes"]) == len(plan.episodes)
+            and {**plan.protocol.to_json(), "seed": plan.seed}.items()
+            <= records[name]["protocol"]["evaluation"].items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def results_file(plan: Agent, weights: str | None) -> Path:

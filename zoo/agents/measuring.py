@@ -76,17 +76,22 @@ def _record(
     )
 
 
+def keep_former(path: Path) -> None:
+    """Rename a file of that name, results.json to results-1.json, or to the first free number."""
+    if path.is_file():
+        names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
+        kept = path.rename(next(name for name in names if not name.exists()))
+        sys.stdout.write(f"the former {path.name} is kept as {kept.name}\n")
+
+
 def write_or_print(path: Path, text: str) -> None:
     """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`.
 
-    A file of that name is renamed before, results.json to results-1.json, or to the first free number.
+    A file of that name is renamed before, as by `keep_former`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
-            names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
-            kept = path.rename(next(name for name in names if not name.exists()))
-            sys.stdout.write(f"the former {path.name} is kept as {kept.name}\n")
+        keep_former(path)
         write_text(path, text + "\n")
     except OSError as error:
         sys.stdout.write(text + "\n")

@@ -171,6 +171,19 @@ def rate_values(rate: Rate) -> dict[str, Any]:
     }
 
 
+def rate_of(values: Mapping[str, Any]) -> Rate:
+    """Return the rate of `rate_values`; raises where they are none."""
+    rate = Rate(
+        label=str(values["name"]),
+        successes=values["successes"],
+        episodes=values["episodes"],
+        start_states=values.get("start_states"),
+        effective=values.get("effective"),
+    )
+    _ = rate.interval
+    return rate
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The same start states before and after."""

@@ -20,6 +20,7 @@ from zoo.runs.folder import (
     PROTOCOL_FILE,
     REPLAY_VIDEO,
     RESULTS_FILE,
+    ROBUSTNESS_FILE,
     RunFolder,
     create_run_folder,
     write_yaml,
@@ -29,8 +30,8 @@ from zoo.yaml_text import read_yaml_mapping
 
 CARD, REPLAY = "README.md", f"{REPLAY_VIDEO}.mp4"
 RUN_RECORDS = (
-    *(CONFIG_FILE, ARGS_FILE, COMMAND_FILE, PROTOCOL_FILE, RESULTS_FILE, EVALUATION_FILE),
-    *(EVALUATIONS_FILE, MONITOR_FILE, METRICS_FILE),
+    *(CONFIG_FILE, ARGS_FILE, COMMAND_FILE, PROTOCOL_FILE, RESULTS_FILE, ROBUSTNESS_FILE),
+    *(EVALUATION_FILE, EVALUATIONS_FILE, MONITOR_FILE, METRICS_FILE),
 )
 """Files of a run folder's root that a repository has at its own."""
 

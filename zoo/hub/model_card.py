@@ -37,6 +37,8 @@ class CardFacts:
     family: str
     evaluation: Options | None
     """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
+    robustness: Options | None
+    """`robustness.json` of these weights."""
     protocol: Options
     words: str
     """`words` of nano; "" for other families."""
@@ -46,7 +48,8 @@ class CardFacts:
 
 def model_card(facts: CardFacts) -> str:
     """The whole file: YAML front matter, then Markdown, in which names that files gave stay text (`inline`)."""
-    parts = [_headline(facts), _results(facts), _usage(facts), _training(facts), _protocol(facts)]
+    robustness = [_robustness(facts)] if facts.robustness else []
+    parts = [_headline(facts), _results(facts), *robustness, _usage(facts), _training(facts), _protocol(facts)]
     return f"---\n{front_matter(facts)}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
@@ -124,18 +127,31 @@ def _results(facts: CardFacts) -> str:
     record = facts.evaluation
     tasks: Sequence[Options] = record.get("tasks", ())
     suites = [rate for rate in record.get("suites", ()) if len(record["suites"]) > 1]
-    lines = ["## Results", "", "| | success | 95 % interval (Wilson) | solved |", "|---|---|---|---|"]
-    lines += [
-        f"| {inline(rate['name'])} | {rate['success']:.1%} | {rate['low']:.1%} to {rate['high']:.1%} "
-        f"| {rate['successes']} of {rate['episodes']} |"
-        for rate in ({**record["success"], "name": "all episodes"}, *suites, *tasks[:_MOST_ROWS])
-    ]
+    lines = ["## Results", "", *_rows({**record["success"], "name": "all episodes"}, *suites, *tasks[:_MOST_ROWS])]
     if len(tasks) > _MOST_ROWS:
         lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
     if "summary" in record:
         line = with_split(record["summary"], record.get("protocol", {}).get("split"))
         lines += ["", f"Protocol: {inline(line)}. Details are in `protocol.json`."]
     return "\n".join(lines)
+
+
+def _robustness(facts: CardFacts) -> str:
+    """Success on what LIBERO-PRO and LIBERO-Plus change, the unchanged environment first."""
+    assert facts.robustness is not None
+    return "\n".join(["## Robustness", "", *_rows(*facts.robustness["axes"])])
+
+
+def _rows(*rates: Options) -> list[str]:
+    return [
+        "| | success | 95 % interval (Wilson) | solved |",
+        "|---|---|---|---|",
+        *(
+            f"| {inline(rate['name'])} | {rate['success']:.1%} | {rate['low']:.1%} to {rate['high']:.1%} "
+            f"| {rate['successes']} of {rate['episodes']} |"
+            for rate in rates
+        ),
+    ]
 
 
 def _usage(facts: CardFacts) -> str:

@@ -23,12 +23,13 @@ from vla_policies.checkpoint_io.json_records import to_json
 from zoo.files import content_of, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
-from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, is_of_weights, weights_sha256
+from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, find_robustness, is_of_weights, weights_sha256
 from zoo.runs.folder import (
     ADAPTER_CONFIG_FILE,
     POLICY_CONFIG_FILE,
     PROTOCOL_FILE,
     RESULTS_FILE,
+    ROBUSTNESS_FILE,
     SCORE_FILE,
     STATE_FILE,
     RunFolder,
@@ -108,11 +109,13 @@ def repository_files(
     policy = policy_folder(str(run.path))
     saved = run.saved_steps()[-1] if with_checkpoint and run.saved_steps() else None
     _check_whole(run, policy, saved)
-    weights = weights_sha256(policy) if (run.path / RESULTS_FILE).is_file() else None
+    measured = [name for name in (RESULTS_FILE, ROBUSTNESS_FILE) if (run.path / name).is_file()]
+    weights = weights_sha256(policy) if measured else None
     files = {file.name: file for file in _sent_of(policy) if file.name not in _TRAINING_ONLY}
     files |= {name: inside(run.path, name, run.path) for name in RUN_RECORDS if (run.path / name).is_file()}
-    if RESULTS_FILE in files and not is_of_weights(read_json(files[RESULTS_FILE]), weights):
-        del files[RESULTS_FILE]
+    for name in measured:
+        if not is_of_weights(read_json(files[name]), weights):
+            del files[name]
     if saved is not None:
         files |= {f"checkpoints/step_{saved}/{file.name}": file for file in _sent_of(run.checkpoint(saved))}
     if videos := run.own_videos():
@@ -170,6 +173,7 @@ def card_facts(
         adapter=beneath is not None,
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
+        robustness=find_robustness(run, weights),
         protocol=read_json(protocol) if protocol is not None else {},
         words=_words_of(policy),
         saved_step=saved_step,

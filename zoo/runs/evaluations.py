@@ -17,6 +17,7 @@ from zoo.runs.folder import (
     PROTOCOL_FILE,
     REFERENCE_FILE,
     RESULTS_FILE,
+    ROBUSTNESS_FILE,
     ROLLOUT_FILE,
     RunFolder,
 )
@@ -61,6 +62,13 @@ def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Ma
             config = run.config()
             return {"success": rate_values(rate_of_rounds(config.eval_env, rows[-1], config.evaluation.rounds))}
     return None
+
+
+def find_robustness(run: RunFolder, weights: str | None) -> Mapping[str, Any] | None:
+    """Return what `zoo.evaluate --robustness` found of exactly these weights, by their SHA-256."""
+    file = run.path / ROBUSTNESS_FILE
+    record = read_json(file) if file.is_file() else {}
+    return record if is_of_weights(record, weights) else None
 
 
 def is_of_weights(record: Mapping[str, Any], weights: str | None) -> bool:

@@ -32,6 +32,7 @@ from zoo.yaml_text import read_yaml_mapping
 ARGS_FILE, CONFIG_FILE, COMMAND_FILE, PROTOCOL_FILE = "args.yml", "config.yml", "command.txt", "protocol.json"
 MONITOR_FILE, EVALUATIONS_FILE, METRICS_FILE = "monitor.csv", "evaluations.npz", "metrics.jsonl"
 EVALUATION_FILE, RESULTS_FILE, REPORT_FILE = "evaluation.json", "results.json", "report.html"
+ROBUSTNESS_FILE = "robustness.json"
 TRACKER_ID_FILE = "tracker_id.txt"
 POLICY_CONFIG_FILE, ADAPTER_CONFIG_FILE = "config.json", "adapter_config.json"
 """Configuration of a policy: of whole weights, of an adapter."""

