@@ -1,17 +1,22 @@
 """The table of environment ids: the function that builds each one's `Benchmark`, and its name in Gymnasium.
 
-A new benchmark of this package is one `Family` here and its modules in `adapters/`; one from outside is a call
-of `register_benchmark`. No simulator is imported, and a family's function only when one of its ids is used.
+A new benchmark of this package is one `Family` here and its modules in `adapters/`. One from outside is a call of
+`register_benchmark` in a module that `--gym-packages` names, or a distribution's entry point in the group
+`vla_zoo.benchmarks` (`my_robot = "my_robot.tasks"`), imported once an id is looked up. No simulator is imported, and a
+family's function only when one of its ids is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import logging
 import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium as gym
@@ -21,8 +26,10 @@ from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
 from vla_gym.adapters.metaworld import tasks as metaworld_tasks
 from vla_gym.adapters.plate25 import tasks as plate25_tasks
-from vla_gym.errors import BadValue, UnknownName, check_integer, check_known, shown, unknown_name
+from vla_gym.errors import BadValue, UnknownName, VLAZooError, check_integer, check_known, shown, unknown_name
 from vla_gym.specs import Benchmark
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +136,18 @@ def register_all() -> None:
                 )
 
 
+@functools.cache
+def _import_plugins() -> None:
+    for plugin in entry_points(group="vla_zoo.benchmarks"):
+        try:
+            plugin.load()
+        except (ImportError, AttributeError, VLAZooError) as error:
+            _log.warning(f"the benchmark plug-in '{plugin.value}' is left out: {type(error).__name__}: {error}")
+
+
 def list_envs() -> list[str]:
     """Return every environment id, without single tasks (`LIBERO-Spatial/3`)."""
+    _import_plugins()
     return sorted(_table())
 
 
@@ -142,6 +159,7 @@ def num_tasks(env_id: str) -> int:
 
 def canonical_id(env_id: str) -> str:
     """Return the listed spelling of an id, or of a single task's, that differs in case only; else `env_id` itself."""
+    _import_plugins()
     by_fold = {name.casefold(): name for name in _table()}
     suite, slash, task = env_id.rpartition("/")
     return by_fold.get(env_id.casefold()) or f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
@@ -201,7 +219,7 @@ def _table() -> dict[str, tuple[Family, str]]:
 
 def _parsed(env_id: str) -> tuple[Family, str, str | None]:
     """Return the family of an id, the id it is listed under, and the task after a slash, if any."""
-    table, found = _table(), canonical_id(env_id)
+    found, table = canonical_id(env_id), _table()
     if found in table:
         return (*table[found], None)
     suite, _, task = found.rpartition("/")

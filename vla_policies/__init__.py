@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vla_policies.backbone import Backbone
     from vla_policies.conventions import Conventions, check_compatible
     from vla_policies.policy import VLAPolicy
-    from vla_policies.registry import FAMILIES
+    from vla_policies.registry import FAMILIES, register_policy
     from vla_policies.token_backbone import BackboneOutput, TokenBackbone
     from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -28,6 +28,7 @@ __all__ = [
     "VLAPolicy",
     "__version__",
     "check_compatible",
+    "register_policy",
 ]
 
 _MODULES = {
@@ -43,6 +44,7 @@ _MODULES = {
     "TokenBackbone": "token_backbone",
     "VLAPolicy": "policy",
     "check_compatible": "conventions",
+    "register_policy": "registry",
 }
 
 

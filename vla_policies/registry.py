@@ -1,11 +1,14 @@
-"""The table of model families. Adding a family is one folder and one line here."""
+"""The table of model families. One of this package is one folder and one line here; one from outside is a call of
+`register_policy`, or an entry point `name = "module:Class"` of its distribution in the group `vla_zoo.policies`."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from vla_gym.errors import unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 
 if TYPE_CHECKING:  # the class brings torch, which names are checked without
     from vla_policies.backbone import Backbone
@@ -20,6 +23,7 @@ FAMILIES: dict[str, str] = {
     "smolvla": "vla_policies.smolvla.model:SmolVLABackbone",
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
+FAMILIES = {**{point.name: point.value for point in entry_points(group="vla_zoo.policies")}, **FAMILIES}
 
 PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
     "openvla": ("openvla-oft", "openvla"),
@@ -34,6 +38,26 @@ The default is the first whose class recognises the folder."""
 
 NEEDS_NO_CONFIG = ("pi0",)
 """Families that know the weights of fine-tunes published without a `config.json` (`Backbone.implied_config`)."""
+
+
+def register_policy(name: str, family: str | type[Backbone]) -> None:
+    """Add a model family under `name` to everything that takes one: `VLAPolicy`, recipes, `--policy`.
+
+    Args:
+        name: its name, which checkpoints record; the class has it as `family`.
+        family: class derived from `vla_policies.Backbone`, or "module:Class", imported when it is used.
+
+    Repeating a call changes nothing. Raises `BadValue` for a name that is taken, or is another than the class's own.
+    """
+    entry = family if isinstance(family, str) else f"{family.__module__}:{family.__qualname__}"
+    own = name if isinstance(family, str) else family.family
+    if not re.fullmatch(r"[a-z0-9][\w-]*", name) or own != name or not re.fullmatch(r"[\w.]+:\w+", entry):
+        raise BadValue(
+            f"register_policy wants a name such as my-vla, which its class has as `family`, and a class of a module or "
+            f"'module:Class'; got {shown(name)} and {shown(entry)}, whose family is {shown(own)}"
+        )
+    if FAMILIES.setdefault(name, entry) != entry:
+        raise BadValue(f"policy family '{name}' is taken by {FAMILIES[name]}; choose another name")
 
 
 def family_class(family: str) -> type[Backbone]:

@@ -1,4 +1,4 @@
-"""`python -m zoo.train --algo ppo --env LIBERO-130`: train, evaluate, checkpoint, record videos, print next steps."""
+"""`vla-zoo train --algo ppo --env LIBERO-130`: train, evaluate, checkpoint, record videos, print next steps."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from zoo.cli.shared_flags import (
     add_video_arguments,
     add_worker_error_argument,
 )
-from zoo.config.gym_packages import import_named_packages
+from zoo.config.gym_packages import import_named_packages, import_parts
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
+from zoo.runs.folder import ARGS_FILE
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import (
     RunPlan,
@@ -44,10 +45,10 @@ from zoo.training.run_plan import (
 
 
 def parser(
-    prog: str = "zoo.train",
+    prog: str = "vla-zoo train",
     description: str = "Train, evaluate, checkpoint, record videos, and print next steps.",
 ) -> OneLineParser:
-    """The flags of `zoo.train`: rl_zoo3's grammar."""
+    """The flags of `vla-zoo train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
     p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
     steps = {"flags": ("-n", "--n-timesteps"), "metavar": "STEPS", "default": "the recipe's"}
@@ -70,7 +71,7 @@ def parser(
     add_progress_argument(p)
     spread = ("placement", "offload_idle", "max_staleness", "pipeline_stages", "rank_timeout")
     add_fields(p, RunConfig, *spread, placement={"metavar": "ROLES"}, rank_timeout={"metavar": "MINUTES"})
-    p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
+    p.add_argument("--published", metavar="NAME", help="the recipe of a published row (vla-zoo published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
     p.add_argument("--push-to-hub", metavar="REPO", help="publish the result, privately")
     return p
@@ -85,6 +86,7 @@ def run(argv: Sequence[str]) -> int:
         print(complete)
         return 0
     config, policy, point = resolve_run(args)
+    _check_parts(config, point)
     plan = RunPlan.resolve(config, policy=policy)
     if point is not None:
         check_same_kind(plan.placement, config.placement, point.run.config().placement)
@@ -135,6 +137,12 @@ def _check_folders(args: argparse.Namespace, config: RunConfig, point: ResumePoi
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
 
 
+def _check_parts(config: RunConfig, point: ResumePoint | None) -> None:
+    args_file = None if point is None else point.run.path / ARGS_FILE
+    for name in ("env_wrapper", "callback"):
+        import_parts(getattr(config, name), name, args_file)
+
+
 def _published_lines(args: argparse.Namespace) -> list[str]:
     if args.published is None:
         return []
@@ -183,7 +191,7 @@ def _job_of(
         video_freq=args.video_freq,
         video_folder=Path(args.video_folder) if args.video_folder else None,
         evaluation_video=not args.no_eval_video,
-        command=("python", "-m", "zoo.train", *argv),
+        command=("vla-zoo", "train", *argv),
         args=vars(args),
     )
 

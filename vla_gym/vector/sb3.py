@@ -11,8 +11,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn, VecEnvWrapper
 
 from vla_gym.errors import BadValue, check_known
 from vla_gym.observation import encode_instructions
@@ -30,8 +31,12 @@ class SB3VecEnv(VecEnv):
     `reset_infos[i]`. Idle environments are never done; where all are idle, a step raises.
     """
 
-    def __init__(self, envs: VLAVectorEnv) -> None:
+    def __init__(self, envs: VLAVectorEnv, wrapper: VectorEnv[Any, Any, Any] | None = None) -> None:
+        """`wrapper`: Gymnasium's wrappers around `envs`, through which everything is stepped and reset."""
         self.envs = envs
+        self.wrapper = wrapper
+        self.begins_anew = True
+        """Whether `step` begins a new episode where one ended."""
         self._action: np.ndarray | None = None
         self._began = time.perf_counter()
         super().__init__(envs.num_envs, envs.layout.bytes_space(), envs.single_action_space)
@@ -48,7 +53,7 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> dict[str, np.ndarray]:
         """Begin an episode in every environment; seed and options set before are used once."""
-        step = self.envs.run_reset(seed=self._seeds[0], options=self._options[0])
+        step = self.reset_envs(seed=self._seeds[0], options=self._options[0])
         self.reset_infos = [step.info(env) for env in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -61,18 +66,32 @@ class SB3VecEnv(VecEnv):
         """Run one decision in every environment and begin new episodes where one ended."""
         assert self._action is not None, "step_wait without step_async"
         action, self._action = self._action, None
-        step = self.envs.run_step(action)
+        step = self.step_envs(action)
         if step.idle_n.all():
             raise BadValue(
                 "every start state of the grid has been played: ask for no more episodes than there are, or reset()"
             )
         obs, done_N, infos = encode_instructions(step.obs), step.done_n, self.step_infos(step)
-        if done_N.any():
-            begun = self.envs.run_reset(options={"reset_mask": done_N})
+        if done_N.any() and self.begins_anew:
+            begun = self.reset_envs(options={"reset_mask": done_N})
             obs = encode_instructions(begun.obs)
             for env in np.flatnonzero(done_N).tolist():
                 self.reset_infos[env] = begun.info(env)
         return obs, step.reward_n.astype(np.float32), done_N, infos
+
+    def step_envs(self, actions: np.ndarray) -> EnvStep:
+        """Run one decision, through the wrapper where there is one."""
+        if self.wrapper is None:
+            return self.envs.run_step(actions)
+        obs, reward_N, *_ = self.wrapper.step(actions)
+        return self.envs.last_step.wrapped(obs, reward_N)
+
+    def reset_envs(self, **arguments: Any) -> EnvStep:
+        """Begin episodes as `VLAVectorEnv.reset`, through the wrapper where there is one."""
+        if self.wrapper is None:
+            return self.envs.run_reset(**arguments)
+        obs, _ = self.wrapper.reset(**arguments)
+        return self.envs.last_step.wrapped(obs, self.envs.last_step.reward_n)
 
     def step_infos(self, step: EnvStep) -> list[dict[str, Any]]:
         """Return the infos (see the class) of a step, which may be of some environments only."""
@@ -116,6 +135,57 @@ class SB3VecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """True for `Monitor`: `info["episode"]` counts whole episodes, as its record does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+
+def wrapped_view(env: VectorEnv[Any, Any, Any] | VecEnvWrapper) -> SB3VecEnv | None:
+    """Return the view of environments within wrappers, Gymnasium's or Stable-Baselines3's; None for other insides.
+
+    Raises `BadValue` for wrappers that change the spaces, which say what a policy sees and does.
+    """
+    inside: Any = env.unwrapped
+    if isinstance(env, VecEnvWrapper) and isinstance(inside, SB3VecEnv):
+        view = SB3VecEnv(inside.envs, RewardsOfVecEnv(inside, env))
+    elif isinstance(env, VectorEnv) and isinstance(inside, VLAVectorEnv):
+        view = SB3VecEnv(inside, env)
+        inside.metadata["autoreset_mode"] = AutoresetMode.DISABLED
+        inside = env.env
+    else:
+        return None
+    if env.observation_space != inside.observation_space or env.action_space != inside.action_space:
+        raise BadValue(f"{type(env).__name__} changes spaces: wrappers may change rewards, and values of observations")
+    return view
+
+
+class RewardsOfVecEnv(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Stable-Baselines3's wrappers around `as_sb3()` as one of Gymnasium: their rewards."""
+
+    def __init__(self, inside: SB3VecEnv, outside: VecEnvWrapper) -> None:
+        super().__init__(inside.envs)
+        self._inside = inside
+        self._outside = outside
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset through the wrappers; a part of the environments beneath them, which have no such reset."""
+        if options and "reset_mask" in options:
+            return self.env.reset(seed=seed, options=options)
+        self._inside._seeds[0] = seed
+        self._inside.set_options(options)
+        seen, step = self._outside.reset(), self._inside.envs.last_step
+        if any(not np.array_equal(seen[key], value) for key, value in encode_instructions(step.obs).items()):
+            raise BadValue(
+                f"{type(self._outside).__name__} changes observations; of a VecEnvWrapper the rewards count alone"
+            )
+        return step.obs, step.infos()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step through the wrappers; where an episode ends none begins."""
+        self._inside.begins_anew = False
+        try:
+            _, reward_N, *_ = self._outside.step(actions)
+        finally:
+            self._inside.begins_anew = True
+        step = self._inside.envs.last_step
+        return step.obs, reward_N, step.terminated_n, step.truncated_n, step.infos()
 
 
 def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState, Task
 from vla_gym.workers.messages import EpisodeStats, Report
 
@@ -72,6 +73,18 @@ class EnvStep:
         """Bool: the episode has ended."""
         done_n: np.ndarray = self.terminated_n | self.truncated_n
         return done_n
+
+    def wrapped(self, obs: Observation, reward: Any) -> EnvStep:
+        """Return the step as wrappers around the environments show it; raises `BadValue` for rewards that are none.
+
+        What they add to the reward of a decision counts as that of its last executed step.
+        """
+        reward_n = np.asarray(reward, dtype=np.float64)
+        if reward_n.shape != self.reward_n.shape or not np.isfinite(reward_n).all():
+            raise BadValue(f"a wrapper's rewards must be {len(self.reward_n)} finite numbers, got {shown(reward)}")
+        row_n, step_reward_nK = np.flatnonzero(self.executed_n), self.step_reward_nK.copy()
+        step_reward_nK[row_n, self.executed_n[row_n] - 1] += (reward_n - self.reward_n)[row_n]
+        return dataclasses.replace(self, obs=obs, reward_n=reward_n, step_reward_nK=step_reward_nK)
 
     def infos(self, mask_n: np.ndarray | None = None) -> dict[str, Any]:
         """Return Gymnasium's batched `infos`, each key with its `_key` mask; with `mask_n`, of those rows only."""

@@ -70,6 +70,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._runner = CommandRunner(benchmark, self.num_envs, self.chunk, schedule, pool)
         self._table = self._runner.table
         self._was_reset = False
+        self.last_step: EnvStep
+        """The result of the last step or reset, of every environment."""
         self.pool = pool
         """Runs the sub-environments."""
         self._finalizer = weakref.finalize(self, pool.close)
@@ -230,7 +232,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def _run(self, commands: Sequence[Command]) -> EnvStep:
         with self._closed_on_failure():
-            return self._runner.run(commands)
+            self.last_step = self._runner.run(commands)
+        return self.last_step
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ from zoo.config.settings import (
     EnvId,
     NonNegative,
     Options,
+    Parts,
     Positive,
     Processes,
     Range,
@@ -193,6 +194,10 @@ class RunConfig:
     """Updates by which the weights that collect a rollout may be behind, where other processes learn."""
     rank_timeout: Count = field(default=30, metadata=ANYTIME)
     """Minutes that processes wait for each other before the run ends; more than a rollout where others collect."""
+    env_wrapper: Parts = field(default_factory=list)
+    """Vector wrappers around training's environments, innermost first, e.g. my_rewards.Closer."""
+    callback: Parts = field(default_factory=list)
+    """Stable-Baselines3 callbacks of training, e.g. my_callbacks.StopEarly."""
 
     def __post_init__(self) -> None:
         """Raise `BadValue` for counts out of range, that do not divide, or that contradict each other."""
@@ -279,7 +284,7 @@ class RunConfig:
         return int(self.env_options.get("group_size", 1))
 
 
-_RUN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
+_RUN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "env_wrapper", "callback")
 """Fields of `RunConfig` that are settings of the same name."""
 PER_PROCESS = "num_envs_per_process"
 """Setting in the place of `num_envs`: environments of each process that collects."""
@@ -424,7 +429,7 @@ def from_plain(values: Mapping[str, object], where: str) -> RunConfig:
         raise BadValue(f"{where}: {error}") from error
 
 
-_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options")
+_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options", "env_wrapper", "callback")
 """Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 
 

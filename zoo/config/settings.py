@@ -107,6 +107,8 @@ def build_schedule(value: object) -> Any:
 
 Texts = str | Sequence[str]
 """A text, or several."""
+Parts = str | Options | Sequence[str | Options]
+"""Classes of the user's as rl_zoo3 writes them: "module.Class", or {"module.Class": {argument: value}}, or several."""
 
 ANYTIME: Mapping[str, object] = {"anytime": True}
 """Metadata of a config's field that may change when a run goes on."""
@@ -200,7 +202,7 @@ def check_value(annotation: object, value: object, where: str) -> Any:
     limits = mark if isinstance(mark, Range) else Range()
     if kind == Schedulable:
         return _schedule(limits, value, where)
-    if kind != Texts and origin in (Union, types.UnionType):
+    if kind not in _KINDS and origin in (Union, types.UnionType):
         return _any_of(get_args(kind), value, where)
     family = Mapping if is_typeddict(origin) else origin
     found = _KINDS.get(kind) or _KINDS.get(family)
@@ -223,6 +225,16 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
+def _are_parts(value: object) -> bool:
+    parts = value if isinstance(value, list | tuple) else [value]
+    named = [part if isinstance(part, Mapping) else {part: {}} for part in parts if isinstance(part, str | Mapping)]
+    return len(named) == len(parts) and all(
+        isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)+", name) and isinstance(arguments, Mapping)
+        for one in named
+        for name, arguments in one.items()
+    )
+
+
 _KINDS: Mapping[object, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "true or false"),
     str: (lambda value: isinstance(value, str), "a word"),
@@ -230,6 +242,7 @@ _KINDS: Mapping[object, tuple[Callable[[Any], bool], str]] = {
     tuple: (lambda value: isinstance(value, list | tuple) and len(value) == 2, "two numbers such as [0.1, 0.9]"),
     Texts: (lambda value: isinstance(value, str) or (bool(value) and _are_texts(value)), "text or a list of texts"),
     Sequence[str]: (_are_texts, "a list of texts"),
+    Parts: (_are_parts, "a class such as my_rewards.Closer, {my_rewards.Closer: {scale: 2.0}}, or a list of such"),
     Mapping: (
         lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
         "a mapping such as {name: value}",

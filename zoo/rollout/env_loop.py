@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import VectorWrapper
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instructions
 from vla_gym.single_env import VLAEnv
-from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.sb3 import SB3VecEnv, wrapped_view
 from vla_gym.vector.stage import Stage
 from vla_gym.vector.step import EnvStep, joined_steps
 from vla_gym.vector.vector_env import VLAVectorEnv
@@ -34,7 +37,8 @@ Act = Callable[[Observation, int, np.ndarray], ActionSample]
 def sb3_view(env: object) -> SB3VecEnv:
     """Return the Stable-Baselines3 view of a `VLAVectorEnv`, an id, or a result of `gym.make("vla_gym/...")`.
 
-    Raises `BadValue` for any other environment, and for wrappers, around which the loop would step.
+    Vector wrappers around it, Gymnasium's or Stable-Baselines3's, are stepped through; of the latter only the rewards
+    count. Raises `BadValue` for any other environment, and for wrappers that change the spaces.
     """
     if isinstance(env, str):
         env = gym.make(env) if env in gym.registry else make_vec(env)
@@ -44,9 +48,11 @@ def sb3_view(env: object) -> SB3VecEnv:
         env = env.envs
     if isinstance(env, VLAVectorEnv):
         env = env.as_sb3()
+    if isinstance(env, VectorWrapper | VecEnvWrapper):
+        env = wrapped_view(env) or env
     if not isinstance(env, SB3VecEnv):
         raise BadValue(
-            f"env must be one of vla_gym.make_vec(...), without wrappers, got {type(env).__name__}; "
+            f"env must be one of vla_gym.make_vec(...), perhaps within vector wrappers, got {type(env).__name__}; "
             "stable_baselines3.PPO steps any other environment"
         )
     return env
@@ -70,7 +76,7 @@ class EnvLoop:
         decisions = range(first_decision, first_decision + num_decisions)
         loops = [
             _StageLoop(stage, {key: value[stage.part] for key, value in self.obs.items()}, self._act, self._clock)
-            for stage in self._env.envs.stages
+            for stage in (self._env.envs.stages if self._env.wrapper is None else [WrappedStage(self._env)])
         ]
         try:
             for loop in loops:
@@ -91,10 +97,38 @@ class EnvLoop:
             self.obs = _joined_obs([loop.obs for loop in loops])
 
 
+class WrappedStage:
+    """All environments of a view with wrappers, which step together, when they are received; see `Stage`."""
+
+    def __init__(self, env: SB3VecEnv) -> None:
+        self.part = slice(0, env.num_envs)
+        self._env = env
+        self._request: Callable[[], EnvStep] | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._request is not None
+
+    @property
+    def running_n(self) -> np.ndarray:
+        return ~(self._env.envs.finished | self._env.envs.idle)
+
+    def send_step(self, actions: np.ndarray) -> None:
+        self._request = partial(self._env.step_envs, actions)
+
+    def send_reset(self, mask_n: np.ndarray) -> None:
+        self._request = partial(self._env.reset_envs, options={"reset_mask": mask_n})
+
+    def receive(self) -> EnvStep:
+        assert self._request is not None, "receive() without send_step() or send_reset()"
+        request, self._request = self._request, None
+        return request()
+
+
 class _StageLoop:
     """One stage during a rollout. Each turn receives from the workers once and then sends once."""
 
-    def __init__(self, stage: Stage, obs: Observation, act: Act, clock: PhaseClock) -> None:
+    def __init__(self, stage: Stage | WrappedStage, obs: Observation, act: Act, clock: PhaseClock) -> None:
         self.stage = stage
         self.obs = obs
         """The stage's present observation."""

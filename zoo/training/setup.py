@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorWrapper
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue, WorkerRestarted
@@ -25,7 +26,7 @@ from vla_policies.resolver import PolicyRef
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.gym_packages import asked_packages
+from zoo.config.gym_packages import asked_packages, built, import_parts
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import build_schedule
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
@@ -88,9 +89,12 @@ def make_model(
     module, _, class_name = ALGORITHMS[config.algo].implementation.partition(":")
     algorithm = getattr(import_module(module), class_name)
     settings = {name: build_schedule(value) for name, value in config.algo_kwargs.items()}
+    wrapped: Any = envs
+    for wrapper in import_parts(config.env_wrapper, "env_wrapper"):
+        wrapped = built(wrapper, "env_wrapper", VectorWrapper, wrapped)
     model: VLAOnPolicyAlgorithm = algorithm(
         "VLAPolicy",
-        envs,
+        wrapped,
         seed=config.seed,
         device=device,
         policy_kwargs=policy_arguments(config, job.policy),

@@ -16,6 +16,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
 from vla_policies import VLAPolicy
+from zoo.config.gym_packages import built, import_parts
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
@@ -129,7 +130,7 @@ class Trainer:
         Returns the run folder to rank 0, None to others. A new run that fails before its first step leaves no folder.
         """
         model, config, first = self.model, self.config, self.process_group.is_first
-        go_on = f"go on with: python -m {self.command} -i {quoted(self.run.path)}"
+        go_on = f"go on with: {self.command} -i {quoted(self.run.path)}"
         _logger.info(self.headline())
         with ExitStack() as cleanup:
             cleanup.push(self._remove_empty_run)
@@ -145,7 +146,8 @@ class Trainer:
             model.set_logger(logger)
             signals = cleanup.enter_context(StopSignals(self.checkpoints.stop))
             # Saving first: a kill during an evaluation then loses nothing.
-            callbacks = [*(self.monitors(progress, cleanup) if first else []), self.checkpoints]
+            own = [built(one, "callback", BaseCallback) for one in import_parts(config.callback, "callback")]
+            callbacks = [*(self.monitors(progress, cleanup) if first else []), *own, self.checkpoints]
             if evaluation is not None:
                 callbacks.append(evaluation)
             try:

@@ -49,7 +49,7 @@ def averages(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
-    """Return run -> success rate from the results of `zoo.evaluate`, one file a run.
+    """Return run -> success rate from the results of `vla-zoo evaluate`, one file a run.
 
     Raises `BadValue` for another kind of file, for two of one run, and for rates that do not belong together
     because protocol, image, action units or policy differ.
@@ -65,11 +65,11 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
             rule = {key: constants[key] for key in _RULES} | {key: record.get(key) for key in _OF_POLICY}
             rate = sum(solved) / len(solved)
         except (LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
-            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {shown(error)}") from error
+            raise BadValue(f"{file} holds no results of vla-zoo evaluate on a {PREFIX}* run: {shown(error)}") from error
         if at_end and record["protocol"].get("options", {}).get("success_ends"):
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "
-                'repeat zoo.evaluate with -params "env_kwargs:{success_ends: false}"'
+                'repeat vla-zoo evaluate with -params "env_kwargs:{success_ends: false}"'
             )
         # Which files are missing differs from run to run; whether any is missing must not.
         rule["stand_ins"] = bool(rule["stand_ins"])
@@ -82,7 +82,7 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the published averages of 16 evaluations."""
     parser = argparse.ArgumentParser(prog="vla_gym.adapters.plate25.averages", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, help="results of zoo.evaluate, one for each run")
+    parser.add_argument("files", nargs="+", type=Path, help="results of vla-zoo evaluate, one for each run")
     parser.add_argument("--at-end", action="store_true", help="count success in the last step, as RL4VLA does")
     args = parser.parse_args(argv)
     try:
