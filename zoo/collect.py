@@ -1,4 +1,4 @@
-"""`python -m zoo.collect --env MetaWorld/reach --expert -n 20 -o demos/reach`: an expert's or a policy's episodes."""
+"""`vla-zoo collect --env MetaWorld/reach --expert -n 20 -o demos/reach`: an expert's or a policy's episodes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _UNUSED = (*TRAINING_ONLY, "chunk")
 
 
 def parser() -> OneLineParser:
-    """Return the flags of `zoo.collect`."""
-    p = OneLineParser("zoo.collect", "An expert's or a policy's episodes as a LeRobotDataset v3.0.")
+    """Return the flags of `vla-zoo collect`."""
+    p = OneLineParser("vla-zoo collect", "An expert's or a policy's episodes as a LeRobotDataset v3.0.")
     add_policy_arguments(p)
     p.add_argument(
         "--expert",
@@ -115,7 +115,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """Run the command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    check_alone("zoo.collect")
+    check_alone("vla-zoo collect")
     import_named_packages(args)
     source = _source(args)
 
@@ -169,7 +169,7 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
         packages = packages_flag(args.gym_packages)
         # An expert's images are drawn as these say, and so must be those that the policy acts on.
         params = f" -params {shlex.join(args.params)}" if args.expert and args.params else ""
-        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}{params}")
+        print(f"next:\n  vla-zoo sft{packages} --env {source.env} --dataset {quoted(args.output)}{params}")
     return 0
 
 
@@ -218,7 +218,7 @@ def _source(args: argparse.Namespace) -> Source:
     if args.env is not None:
         find_benchmark(args.env)
     led, alone = args.student is not None, args.run is None and args.student is None and not is_server(args.policy)
-    example = f"Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine"
+    example = f"Example: vla-zoo collect --env {args.env} --expert -n 20 -o demos/mine"
     for is_wrong, sentence in (
         (
             args.on_worker_error != "raise",

@@ -1,4 +1,4 @@
-"""`python -m zoo.compare logs/sft/RUN logs/ppo/RUN`: two policies on the same start states."""
+"""`vla-zoo compare logs/sft/RUN logs/ppo/RUN`: two policies on the same start states."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.compare`."""
-    p = OneLineParser("zoo.compare", "Paired comparison of zoo.evaluate's results: intervals and an exact p.")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="before and after: run folders or results of zoo.evaluate")
+    """The flags of `vla-zoo compare`."""
+    p = OneLineParser("vla-zoo compare", "Paired comparison of two policies: intervals and an exact p.")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="before and after: run folders or results of evaluate")
     for name, whose in (("before", "the first"), ("after", "the second")):
         p.add_argument(
             f"--{name}",
             nargs="+",
             default=[],
             metavar="FILE",
-            help=f"results of {whose} policy: JSON of zoo.evaluate, or its run folder; several splits count together",
+            help=f"results of {whose} policy: JSON of evaluate, or its run folder; several splits count together",
         )
     p.add_argument(
         "--policy",
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     several = args.policy and len(before_files) > 1
     if not before_files or bool(after_files) == bool(args.policy) or given or several or len(args.runs) > 2:
         raise BadValue(
-            "give both, before and after: zoo.compare logs/sft/RUN logs/ppo/RUN, or --before FILE ... --after FILE "
+            "give both, before and after: vla-zoo compare logs/sft/RUN logs/ppo/RUN, or --before FILE ... --after FILE "
             "..., or one --before FILE with --policy NAME"
         )
     for name in _OF_PLAYING:
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     after = [read_results(path) for path in after_files] if after_files else [play(args, before)]
     if len({bool(side.record["deterministic"]) for side in (*before, *after)}) > 1:
         raise BadValue(
-            "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
+            "some of the files are of deterministic actions and some of sampled ones (vla-zoo evaluate --stochastic)"
         )
     outcomes = [first_rounds(outcomes_of([side.record for side in sides]), args.rounds) for sides in (before, after)]
     print(comparison_table(compare(*outcomes)))
@@ -97,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A result of `zoo.evaluate`, its content checked."""
+    """A result of `vla-zoo evaluate`, its content checked."""
 
     file: Path
     record: Mapping[str, Any]
@@ -109,19 +109,19 @@ class Results:
 
 
 def read_results(path: str) -> Results:
-    """Return a file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
+    """Return a file of `vla-zoo evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     folder = Path(path).is_dir()
     file = Path(path) / RESULTS_FILE if folder else Path(path)
     if not file.is_file():
-        hint = f"python -m zoo.evaluate -i {quoted(path) if folder else f'RUN -o {quoted(file)}'}"
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; write one with: {hint}")
+        hint = f"vla-zoo evaluate -i {quoted(path) if folder else f'RUN -o {quoted(file)}'}"
+        raise BadValue(f"no results of vla-zoo evaluate in '{file}'; write one with: {hint}")
     return _results(file, read_json(file))
 
 
 def _results(file: Path, record: Mapping[str, Any]) -> Results:
     if not record.get("episodes"):
         raise BadValue(
-            f"'{file}' holds no episodes, which pairs need; write them with: python -m zoo.evaluate -i RUN -o NEW.json"
+            f"'{file}' holds no episodes, which pairs need; write them with: vla-zoo evaluate -i RUN -o NEW.json"
         )
     with content_of(file):
         played = sorted({int(episode["task_id"]) for episode in record["episodes"]})
@@ -148,7 +148,7 @@ def play(args: argparse.Namespace, before: Sequence[Results]) -> Results:
     (side,) = before
     if "protocol" not in side.record or not all("trial_id" in episode for episode in side.record["episodes"]):
         raise BadValue("--before does not say which start states were played, and by which protocol; evaluate it anew")
-    parser = OneLineParser("zoo.compare --policy", "")
+    parser = OneLineParser("vla-zoo compare --policy", "")
     add_policy_arguments(parser)
     with content_of(side.file):
         flags = parser.parse(_flags_of(side.record, args))
@@ -170,9 +170,7 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     """The flags of an evaluation by the protocol of `record`."""
     protocol = record["protocol"]
     if protocol.get("own_instructions"):
-        raise BadValue(
-            "--policy plays the tasks' own words, and --before was played with others: zoo.evaluate --instructions FILE"
-        )
+        raise BadValue("--policy plays the tasks' own words, and --before was played with others (--instructions FILE)")
     evaluation = protocol.get("evaluation") or {}
     given = {
         "env": record["env"],

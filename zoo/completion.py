@@ -24,8 +24,8 @@ _FOLDERS = ("log_folder", "tensorboard_log", "run", "resume", "dataset")
 
 
 def parser() -> OneLineParser:
-    """The arguments of `zoo.completion`."""
-    p = OneLineParser("zoo.completion", "Print a script that completes vla-zoo's commands and flags in a shell.")
+    """The arguments of `vla-zoo completion`."""
+    p = OneLineParser("vla-zoo completion", "Print a script that completes vla-zoo's commands and flags in a shell.")
     p.add_argument("shell", choices=SHELLS, help="whose script to print")
     return p
 

@@ -1,4 +1,4 @@
-"""`python -m zoo.doctor`: checks of the machine, of a policy's files, or of an environment by its expert."""
+"""`vla-zoo doctor`: checks of the machine, of a policy's files, or of an environment by its expert."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _DEFAULT_EPISODES = 10
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.doctor`."""
+    """The flags of `vla-zoo doctor`."""
     p = OneLineParser(
-        "zoo.doctor",
+        "vla-zoo doctor",
         "One line for each thing that training needs: ok, or what to do. Exit code 1 when something is missing. "
         "With --oracle: an expert's success, which shows whether actions mean here what they should.",
     )

@@ -1,4 +1,4 @@
-"""`python -m zoo.enjoy --env MetaWorld/reach`: watch a trained agent, in a window or, without a display, as an mp4."""
+"""`vla-zoo enjoy --env MetaWorld/reach`: watch a trained agent, in a window or, without a display, as an mp4."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _EPISODES = 5
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.enjoy`, as in rl_zoo3."""
-    p = OneLineParser("zoo.enjoy", "Watch a trained agent: a window where there is a display, else an mp4.")
+    """The flags of `vla-zoo enjoy`, as in rl_zoo3."""
+    p = OneLineParser("vla-zoo enjoy", "Watch a trained agent: a window where there is a display, else an mp4.")
     add_policy_arguments(p)
     add_run_arguments(p)
     add_length_arguments(p, episodes=_EPISODES)

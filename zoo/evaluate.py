@@ -1,4 +1,4 @@
-"""`python -m zoo.evaluate -i logs/ppo/LIBERO-Spatial_1`: success per task on fixed start states."""
+"""`vla-zoo evaluate -i logs/ppo/LIBERO-Spatial_1`: success per task on fixed start states."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _OWN = "the run's policy and words, the default split, deterministic actions and
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.evaluate`."""
-    p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
+    """The flags of `vla-zoo evaluate`."""
+    p = OneLineParser("vla-zoo evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
     add_policy_arguments(p, default_split="with -i test, where that has start states of its own, else as trained")
     add_run_arguments(p)
     p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
@@ -44,7 +44,7 @@ def parser() -> OneLineParser:
     protocols.add_argument(
         "--published",
         metavar="NAME",
-        help="by the whole protocol of a published row (zoo.published lists them), its figures beside ours",
+        help="by the whole protocol of a published row (vla-zoo published lists them), its figures beside ours",
     )
     p.add_argument("--dry-run", action="store_true", help="with --published: print the protocol, start nothing")
     p.add_argument(
@@ -64,12 +64,12 @@ def run(argv: Sequence[str]) -> int:
     The weights' SHA-256 is taken just before they are loaded, which reads them once more.
     """
     args = parser().parse(argv)
-    check_alone("zoo.evaluate")
+    check_alone("vla-zoo evaluate")
     if args.published is not None:
         args.run = chosen_run(args) if args.run else None
         return evaluate_published(args)
     if args.dry_run:
-        raise BadValue("--dry-run says what --published NAME would evaluate; give a row of zoo.published with it")
+        raise BadValue("--dry-run says what --published NAME would evaluate; give a row of vla-zoo published with it")
     args.run = chosen_run(args)
     if args.robustness:
         return evaluate_robustness(args)

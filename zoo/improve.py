@@ -1,10 +1,10 @@
-"""`python -m zoo.improve --env Toy-Reach --policy logs/sft/Toy-Reach_1`: rounds of acting and learning from that.
+"""`vla-zoo improve --env Toy-Reach --policy logs/sft/Toy-Reach_1`: rounds of acting and learning from that.
 
     <log folder>/improve/<env>_<k>/
         improve.json                  the flags, and the rounds that are done; written after each
         round_0.json                  evaluation of the policy it began with
-        round_<n>/rollouts/           what the policy did, as `zoo.collect` writes it
-        round_<n>/sft/<env>_1/        the run of `zoo.sft` that learned from it; its best/ acts in the next round
+        round_<n>/rollouts/           what the policy did, as `vla-zoo collect` writes it
+        round_<n>/sft/<env>_1/        the run of `vla-zoo sft` that learned from it; its best/ acts in the next round
 
 Each round goes on from the policy of the round before and learns from the rollouts of all rounds and from `--dataset`.
 """
@@ -73,8 +73,8 @@ _OF_ALL = ("env", "seed", "num_envs", "device", "num_threads", "gym_packages")
 
 
 def parser() -> OneLineParser:
-    """Return the flags of `zoo.improve`."""
-    p = OneLineParser("zoo.improve", "Rounds of collecting with a policy and learning from what it did.")
+    """Return the flags of `vla-zoo improve`."""
+    p = OneLineParser("vla-zoo improve", "Rounds of collecting with a policy and learning from what it did.")
     p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach")
     p.add_argument("--policy", metavar="NAME", help="policy to improve: a run folder, a checkpoint folder or a Hub id")
     p.add_argument(
@@ -124,7 +124,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """Run the command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    check_alone("zoo.improve")
+    check_alone("vla-zoo improve")
     rounds = _stored(args) if args.resume else _fresh(args)
     config, first = _checked(rounds), not rounds.done
     if args.resume is None:
@@ -133,7 +133,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with locked(RunFolder(rounds.folder)):
             with (rounds.folder / COMMAND_FILE).open("a", encoding="utf-8") as file:
-                command = shlex.join(["python", "-m", "zoo.improve", *argv])
+                command = shlex.join(["vla-zoo", "improve", *argv])
                 file.write(f"{command}  # {VERSION_TEXT}{commit_note()}\n")
             return _improve(rounds, config)
     except (VLAZooError, OSError):
@@ -153,7 +153,7 @@ def _fresh(args: argparse.Namespace) -> Rounds:
 def _stored(args: argparse.Namespace) -> Rounds:
     folder = Path(args.resume)
     if not (folder / RECORD_FILE).is_file():
-        raise BadValue(f"'{folder}' is no folder of zoo.improve, such as logs/improve/Toy-Reach_1: no {RECORD_FILE}")
+        raise BadValue(f"'{folder}' is no folder of improve, such as logs/improve/Toy-Reach_1: no {RECORD_FILE}")
     fresh = vars(parser().parse([]))
     for name in fresh.keys() - {*_ANYTIME, "resume"}:
         if getattr(args, name) != fresh[name]:
@@ -196,7 +196,7 @@ def _checked(rounds: Rounds) -> RunConfig:
 
 
 def _improve(rounds: Rounds, config: RunConfig) -> int:
-    done, again = rounds.done, f"python -m zoo.improve -i {quoted(rounds.folder)}"
+    done, again = rounds.done, f"vla-zoo improve -i {quoted(rounds.folder)}"
     rounds.write()
     while len(done) <= rounds.args.rounds:
         number, began = len(done), _cpu_seconds()
@@ -214,7 +214,7 @@ def _improve(rounds: Rounds, config: RunConfig) -> int:
     print("\n".join(["", *(_line(number, one) for number, one in enumerate(done))]))
     print(f"policy      {rounds.policy_after(len(done))}\nnext:")
     if run := rounds.newest_run(len(done)):
-        print(f"  python -m zoo.evaluate{packages_flag(rounds.args.gym_packages)} -i {quoted(run.path)}")
+        print(f"  vla-zoo evaluate{packages_flag(rounds.args.gym_packages)} -i {quoted(run.path)}")
     if rounds.args.episodes:
         print(f"  {again} --rounds {2 * rounds.args.rounds}   (more rounds)")
     return 0
@@ -301,7 +301,7 @@ class Rounds:
         write_text(self.folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
 
     def collecting(self, number: int) -> list[str]:
-        """Return the flags of `zoo.collect`: failures are kept; start states go on where the last round ended."""
+        """Return the flags of `vla-zoo collect`: failures are kept; start states go on where the last round ended."""
         return self._flags(
             "temperature",
             "episodes",
@@ -314,7 +314,7 @@ class Rounds:
         )
 
     def learning(self, number: int) -> list[str]:
-        """Return the flags of `zoo.sft` in a round."""
+        """Return the flags of `vla-zoo sft` in a round."""
         rollouts = [self.round_folder(one) / "rollouts" for one in range(1, number + 1) if self.args.episodes]
         return self._flags(
             *sft.LEARNING_FIELDS,
@@ -328,7 +328,7 @@ class Rounds:
         )
 
     def evaluating(self, episodes: int) -> list[str]:
-        """Return the flags of `zoo.evaluate` for the policy that the first round begins with."""
+        """Return the flags of `vla-zoo evaluate` for the policy that the first round begins with."""
         return self._flags(
             policy=self.args.policy,
             split=self.split,
@@ -352,7 +352,7 @@ class Rounds:
         return self.folder / f"round_{number}"
 
     def run_of(self, number: int) -> RunFolder:
-        """Return the run of `zoo.sft` of a round, which may not be there yet."""
+        """Return the run of `vla-zoo sft` of a round, which may not be there yet."""
         folder = self.round_folder(number) / "sft"
         return RunFolder(max(folder.glob("*"), default=folder))
 

@@ -1,4 +1,4 @@
-"""`python -m zoo.load_from_hub me/my-policy`: a published run as a run folder under logs/."""
+"""`vla-zoo load_from_hub me/my-policy`: a published run as a run folder under logs/."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zoo.runs.folder import longer
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.load_from_hub`."""
-    p = OneLineParser("zoo.load_from_hub", "Fetch a run that zoo.push_to_hub published, as a run folder.")
+    """The flags of `vla-zoo load_from_hub`."""
+    p = OneLineParser("vla-zoo load_from_hub", "Fetch a run that vla-zoo push_to_hub published, as a run folder.")
     p.add_argument("repo", metavar="REPO", help="org/name, or org/name@revision")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)")
     return p
@@ -28,12 +28,12 @@ def run(argv: Sequence[str]) -> int:
         raise BadValue(f"'{args.repo}' is no Hub id; it must look like org/name or org/name@revision")
     found = install_run(args.repo, Path(args.log_folder))
     folder = quoted(found.path)
-    print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {folder} -P")
+    print(f"run folder  {found.path}\nnext:\n  vla-zoo evaluate -i {folder} -P")
     steps, config = found.saved_steps(), found.config()
     if steps and config.algo == "sft":
-        print(f"  python -m zoo.sft -i {folder}   (go on; --dataset FOLDER says where its demonstrations are)")
+        print(f"  vla-zoo sft -i {folder}   (go on; --dataset FOLDER says where its demonstrations are)")
     elif steps:
-        print(f"  python -m zoo.train -i {folder} -n {longer(config.n_timesteps, steps[-1])}   (train on)")
+        print(f"  vla-zoo train -i {folder} -n {longer(config.n_timesteps, steps[-1])}   (train on)")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""`python -m zoo.optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
+"""`vla-zoo optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
 
-Every trial is a run of `zoo.train` in a process of its own, with several seeds if asked; what counts is the success of
-its last evaluation. The study is a file: a search that was stopped (Ctrl-C, SIGTERM) is resumed by the same command,
-and several processes may share it, all with the same settings.
+Every trial is a run of `vla-zoo train` in a process of its own, with several seeds if asked; what counts is the success
+of its last evaluation. The study is a file: a search that was stopped (Ctrl-C, SIGTERM) is resumed by the same
+command, and several processes may share it, all with the same settings.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NOT_TRAINS = {
     "seed": "give --seed and --n-seeds before --",
     "resume": "a trial is a new run",
     "dry_run": "nothing would be trained",
-    "push_to_hub": "publish the best run with zoo.push_to_hub",
+    "push_to_hub": "publish the best run with vla-zoo push_to_hub",
     "params": "a trial draws them; settings that stay as they are go into a file: -- -conf FILE",
 }
-"""Flags of `zoo.train` that no trial takes, and the advice instead."""
+"""Flags of `vla-zoo train` that no trial takes, and the advice instead."""
 _SETTINGS = "settings"
 """Attribute of a study with the settings that its trials share."""
 _MAY_CHANGE = ("seed", "device", "num_threads")
@@ -61,12 +61,12 @@ from zoo.cli.main import guarded
 from zoo.train import run
 sys.exit(guarded(run))
 """
-"""`zoo.train`, after the id of the process that it ends with."""
+"""`vla-zoo train`, after the id of the process that it ends with."""
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.optimize`; anything after `--` goes to `zoo.train`."""
-    p = OneLineParser("zoo.optimize", "Search settings with Optuna; a trial is a training run, success decides.")
+    """The flags of `vla-zoo optimize`; anything after `--` goes to `vla-zoo train`."""
+    p = OneLineParser("vla-zoo optimize", "Search settings with Optuna; a trial is a training run, success decides.")
     p.add_argument("--algo", type=str.lower, default="ppo", help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id")
     p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps of a run")
@@ -75,7 +75,7 @@ def parser() -> OneLineParser:
     p.add_argument("--seed", type=seed, default=0, help="of the search and the first run (default: 0)")
     p.add_argument("--space", metavar="FILE", help="YAML file with what to search, instead of the usual settings")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="default: logs")
-    p.add_argument("train", nargs="*", metavar="-- FLAGS", help="flags of zoo.train for every run, after --")
+    p.add_argument("train", nargs="*", metavar="-- FLAGS", help="flags of vla-zoo train for every run, after --")
     return p
 
 
@@ -91,7 +91,7 @@ class Search:
     space: SearchSpace
     log_folder: Path
     flags: tuple[str, ...]
-    """Further flags of `zoo.train`."""
+    """Further flags of `vla-zoo train`."""
 
     @property
     def folder(self) -> Path:
@@ -107,7 +107,7 @@ class Search:
         return statistics.mean(self._run(drawn, seed, folder) for seed in self.seeds)
 
     def check(self) -> RunConfig:
-        """Raise for what no run could start with, as `zoo.train` would; nothing is written for it.
+        """Raise for what no run could start with, as `vla-zoo train` would; nothing is written for it.
 
         Returns the first run's configuration, the drawn settings as if they were not drawn.
         """
@@ -126,7 +126,7 @@ class Search:
         return config
 
     def argv(self, seed: int, folder: Path, drawn: Mapping[str, object]) -> list[str]:
-        """Return the flags of `zoo.train` for a run with the drawn settings."""
+        """Return the flags of `vla-zoo train` for a run with the drawn settings."""
         argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
         return [*argv, "-f", str(folder), *self.flags, *(["-params", *as_pairs(drawn)] if drawn else [])]
 
@@ -147,7 +147,7 @@ class Search:
         exit_code, said = _trained(argv)
         if exit_code:
             last = (said.strip().splitlines() or ["no message"])[-1]
-            raise BadValue(f"zoo.train {shlex.join(argv)} failed: {last}")
+            raise BadValue(f"vla-zoo train {shlex.join(argv)} failed: {last}")
         (run,) = set(folder.glob(f"{self.algo}/*")) - before
         points = read_evaluations(RunFolder(run))
         if not points or points[-1].steps < self.n_timesteps:
@@ -160,12 +160,12 @@ class Search:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    check_alone("zoo.optimize")
+    check_alone("vla-zoo optimize")
     for name in ("env", "n_timesteps"):
         if getattr(args, name) is None:
-            raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
+            raise BadValue("give --env and -n. Example: vla-zoo optimize --algo ppo --env Toy-Reach -n 20000")
     if find_spec("optuna") is None:
-        raise MissingDependency(f"zoo.optimize needs: {install_command('optimize')}")
+        raise MissingDependency(f"vla-zoo optimize needs: {install_command('optimize')}")
     from optuna.study import MaxTrialsCallback
     from optuna.trial import TrialState
 
@@ -194,7 +194,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _trained(argv: Sequence[str]) -> tuple[int, str]:
-    """Run `zoo.train`, which ends with this process; return its exit code and what it said on stderr."""
+    """Run `vla-zoo train`, which ends with this process; return its exit code and what it said on stderr."""
     command = [sys.executable, "-c", _TRIAL, str(os.getpid()), *argv]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
     try:
@@ -320,7 +320,7 @@ def _write_best(search: Search, study: Any) -> None:
     write_text(best, yaml.safe_dump(drawn, sort_keys=False))
     argv = search.argv(search.seeds[0], search.log_folder, drawn)
     print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
-    print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
+    print(f"next:\n  vla-zoo train {shlex.join(argv)}")
 
 
 def drawn_values(params: Options, space: SearchSpace) -> Settings:

@@ -1,7 +1,7 @@
-"""`python -m zoo.plan --env LIBERO-130 --policy openvla-oft --ranks 8 --gpu-memory 80`: what a run comes to, and fits.
+"""`vla-zoo plan --env LIBERO-130 --policy openvla-oft --ranks 8 --gpu-memory 80`: what a run comes to, and fits.
 
-Takes the flags of `zoo.train` and starts nothing, so the simulators need not be here; flags that say where results go
-change nothing.
+Takes the flags of `vla-zoo train` and starts nothing, so the simulators need not be here; flags that say where results
+go change nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from zoo.training.run_plan import RunPlan, arithmetic_lines, memory_lines, ranks
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.train`, and the machine."""
-    p = train_parser("zoo.plan", "Say what a run of zoo.train comes to and whether it fits; start nothing.")
+    """The flags of `vla-zoo train`, and the machine."""
+    p = train_parser("vla-zoo plan", "Say what a run of vla-zoo train comes to and whether it fits; start nothing.")
     p.add_argument(
         "--ranks", type=processes, metavar="W", help="processes, one GPU each (default: those of --placement, else 1)"
     )

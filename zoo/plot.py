@@ -1,4 +1,4 @@
-"""`python -m zoo.plot --algo ppo grpo --env MetaWorld/reach`: learning curves of the runs under a log folder.
+"""`vla-zoo plot --algo ppo grpo --env MetaWorld/reach`: learning curves of the runs under a log folder.
 
 Shape letters: E episodes, P points on the horizontal axis, R runs.
 """
@@ -35,9 +35,9 @@ _POINTS = 200
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.plot`, as in rl_zoo3's `plot_train`."""
+    """The flags of `vla-zoo plot`, as in rl_zoo3's `plot_train`."""
     p = OneLineParser(
-        "zoo.plot",
+        "vla-zoo plot",
         "Learning curves: a panel per environment, a line per algorithm, the interquartile mean of its runs with a "
         "95 % bootstrap interval.",
     )
@@ -82,8 +82,8 @@ def read(run: RunFolder) -> RunCurves:
     config = run.config()
     if config.algo not in ALGORITHMS:
         raise BadValue(
-            f"'{run.path}' is a run of zoo.{config.algo}, which plays no training episodes; zoo.plot draws runs of "
-            f"{' and '.join(ALGORITHMS)}. Its own curves: python -m zoo.report -i {quoted(run.path)}"
+            f"'{run.path}' is a run of vla-zoo {config.algo}, which plays no training episodes; plot draws runs of "
+            f"{' and '.join(ALGORITHMS)}. Its own curves: vla-zoo report -i {quoted(run.path)}"
         )
     return RunCurves(config=config, episodes=read_episodes(run), evaluations=read_evaluations(run))
 

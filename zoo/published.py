@@ -1,4 +1,4 @@
-"""`python -m zoo.published`: published result rows; and `zoo.evaluate --published NAME`, which plays one."""
+"""`vla-zoo published`: published result rows; and `vla-zoo evaluate --published NAME`, which plays one."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from zoo.evaluation.published import (
 _SET_BY_ROW = (
     *("stochastic", "deterministic", "temperature", "top_k", "rounds", "split", "algo", "exp_id", "instructions"),
 )
-"""Flags of `zoo.evaluate` that the row's protocol decides."""
+"""Flags of `vla-zoo evaluate` that the row's protocol decides."""
 _OF_ROWS = {"split": None, "instructions": None}
 """Settings in `-params` that every row decides."""
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.published`."""
+    """The flags of `vla-zoo published`."""
     p = OneLineParser(
-        "zoo.published", "Published result rows: figures, protocol, recipe, and what was reproduced here."
+        "vla-zoo published", "Published result rows: figures, protocol, recipe, and what was reproduced here."
     )
     p.add_argument("name", nargs="?", help="a row: all that is known of it")
     return p

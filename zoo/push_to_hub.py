@@ -1,4 +1,4 @@
-"""`python -m zoo.push_to_hub -i logs/ppo/LIBERO-Spatial_1 me/my-policy`: a run as a Hub repository."""
+"""`vla-zoo push_to_hub -i logs/ppo/LIBERO-Spatial_1 me/my-policy`: a run as a Hub repository."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from zoo.runs.lookup import find_run, policy_folder
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.push_to_hub`."""
-    p = OneLineParser("zoo.push_to_hub", "Publish a run on the Hugging Face Hub: policy, model card, video, records.")
+    """The flags of `vla-zoo push_to_hub`."""
+    p = OneLineParser("vla-zoo push_to_hub", "Publish a run on the Hugging Face Hub: policy, card, video, records.")
     p.add_argument("repo", nargs="?", metavar="REPO", help="org/name (default: <your name>/<algo>-<env>-<policy>)")
     p.add_argument("-i", "--run", metavar="RUN", help="run folder")
     p.add_argument("-orga", "--organization", metavar="ORG", help="instead of REPO: whose repository")

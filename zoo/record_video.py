@@ -1,4 +1,4 @@
-"""`python -m zoo.record_video -i logs/ppo/LIBERO-Spatial_1`: episodes side by side in one mp4."""
+"""`vla-zoo record_video -i logs/ppo/LIBERO-Spatial_1`: episodes side by side in one mp4."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zoo.runs.folder import RECORDED_VIDEO
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.record_video`."""
-    p = OneLineParser("zoo.record_video", "Record a run's or a policy's episodes, one frame per decision.")
+    """The flags of `vla-zoo record_video`."""
+    p = OneLineParser("vla-zoo record_video", "Record a run's or a policy's episodes, one frame per decision.")
     add_policy_arguments(p)
     add_run_arguments(p)
     add_length_arguments(p, episodes=9)

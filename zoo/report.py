@@ -1,4 +1,4 @@
-"""`python -m zoo.report -i logs/ppo/LIBERO-Spatial_1`: a run on one page that opens without a network."""
+"""`vla-zoo report -i logs/ppo/LIBERO-Spatial_1`: a run on one page that opens without a network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zoo.runs.lookup import find_run
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.report`."""
-    p = OneLineParser("zoo.report", "A run's results, curves, video and settings as one HTML file.")
+    """The flags of `vla-zoo report`."""
+    p = OneLineParser("vla-zoo report", "A run's results, curves, video and settings as one HTML file.")
     p.add_argument("-i", "--run", required=True, metavar="RUN", help="run folder")
     p.add_argument("-o", "--output", metavar="FILE", help=f"HTML file (default: {REPORT_FILE} in the run folder)")
     return p

@@ -1,4 +1,4 @@
-"""`python -m zoo.serve -i logs/ppo/LIBERO-Object_1`: a policy for robots and other simulators, over WebSockets."""
+"""`vla-zoo serve -i logs/ppo/LIBERO-Object_1`: a policy for robots and other simulators, over WebSockets."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LOGGER = logging.getLogger(__name__)
 
 
 def parser() -> OneLineParser:
-    """The flags of `zoo.serve`."""
-    p = OneLineParser("zoo.serve", "Serve a policy over WebSockets, to openpi's or vla-eval's clients.")
+    """The flags of `vla-zoo serve`."""
+    p = OneLineParser("vla-zoo serve", "Serve a policy over WebSockets, to openpi's or vla-eval's clients.")
     p.add_argument("-i", "--run", metavar="RUN", help="run folder, checkpoint folder, or the Hub id of a run")
     p.add_argument("--policy", metavar="NAME", help="family name, folder or Hub id of a published model, instead of -i")
     p.add_argument("--env", metavar="ID", help="environment whose conventions hold (default: the run's own)")

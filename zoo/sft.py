@@ -1,4 +1,4 @@
-"""`python -m zoo.sft --env MetaWorld/reach --dataset demos/reach`: learn a dataset's actions, then evaluate."""
+"""`vla-zoo sft --env MetaWorld/reach --dataset demos/reach`: learn a dataset's actions, then evaluate."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ DEFAULT_UPDATES = 1000
 LEARNING_FIELDS = (
     *("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "weight", "beta", "gamma"),
 )
-"""Fields of `SFTConfig` that `zoo.improve` takes, too."""
+"""Fields of `SFTConfig` that `vla-zoo improve` takes, too."""
 
 
 def parser() -> OneLineParser:
-    """Return the flags of `zoo.sft`."""
-    p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
+    """Return the flags of `vla-zoo sft`."""
+    p = OneLineParser("vla-zoo sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     add_fields(p, RunConfig, "env", env={"metavar": "ID"})
     add_fields(p, SFTConfig, "dataset", "episodes", dataset={"metavar": "FOLDER"})
     add_learning_arguments(p, updates=f"updates (default: {DEFAULT_UPDATES})", weight="none")
@@ -84,7 +84,7 @@ def open_new_finetuning(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]
     """Return the configuration of a fresh run, and the policy that it starts from."""
     for name in ("env", "dataset"):
         if getattr(args, name) is None:
-            raise BadValue(f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach")
+            raise BadValue(f"--{name} is missing. Example: vla-zoo sft --env MetaWorld/reach --dataset demos/reach")
     find_benchmark(args.env)
     for name in ("beta", "gamma"):
         if getattr(args, name) is not None and args.weight != "advantage":
@@ -192,7 +192,7 @@ def run(argv: Sequence[str]) -> int:
         policy=checkpoint_policy(config, point.checkpoint) if point else policy,
         resume=point,
         log_folder=Path(args.log_folder or "logs"),
-        command=("python", "-m", "zoo.sft", *argv),
+        command=("vla-zoo", "sft", *argv),
         args=vars(args),
     )
     finetune(job)

@@ -140,10 +140,10 @@ def test_a_run_folder_stands_for_its_results(tmp_path: Path, capsys: pytest.Capt
         Path(write(tmp_path / "run_1.json", solved)).rename(tmp_path / name / "results.json")
     assert run([str(tmp_path / "sft"), str(tmp_path / "ppo")]) == 0
     assert "2 start states gained, 0 lost" in capsys.readouterr().out
-    with pytest.raises(BadValue, match=r"no results of zoo.evaluate in .*results.json") as raised:
+    with pytest.raises(BadValue, match=r"no results of vla-zoo evaluate in .*results.json") as raised:
         run(["--before", str(tmp_path), "--after", str(tmp_path)])
-    assert str(raised.value).endswith(f"write one with: python -m zoo.evaluate -i {tmp_path}")
-    with pytest.raises(BadValue, match=r"write one with: python -m zoo.evaluate -i RUN -o .*none.json"):
+    assert str(raised.value).endswith(f"write one with: vla-zoo evaluate -i {tmp_path}")
+    with pytest.raises(BadValue, match=r"write one with: vla-zoo evaluate -i RUN -o .*none.json"):
         run(["--before", str(tmp_path / "none.json"), "--after", str(tmp_path)])
 
 

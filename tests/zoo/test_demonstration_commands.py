@@ -151,7 +151,7 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     said = capsys.readouterr().out
     assert "2 episodes" in said
     # The policy is to see pictures of the same kind.
-    assert f"python -m zoo.sft --env {ENV} --dataset demos -params {shlex.join(PICTURES)}\n" in said
+    assert f"vla-zoo sft --env {ENV} --dataset demos -params {shlex.join(PICTURES)}\n" in said
     from zoo.demonstrations.lerobot_reader import read_dataset
 
     shown = read_dataset(tmp_path / "demos")

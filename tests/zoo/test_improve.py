@@ -53,7 +53,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*TOY, "-params", "gamma:0.9"], "-params gamma"),
         ([*TOY, "--eval-episodes", "1000"], "more than the 150 start states"),
         ([*TOY, "-f", "/proc/x"], "cannot write rounds under '/proc/x'"),
-        (["-i", "nowhere"], "'nowhere' is no folder of zoo.improve"),
+        (["-i", "nowhere"], "'nowhere' is no folder of improve"),
     ],
 )
 def test_it_says_what_is_wrong(argv: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_stopped_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "apply", during_update(5, send(signal.SIGTERM)))
         assert improve.run([*asked, "--rounds", "2", *TINY]) == 0
-    assert f"stopped in round 2; go on with: python -m zoo.improve -i {RUN}" in capsys.readouterr().out
+    assert f"stopped in round 2; go on with: vla-zoo improve -i {RUN}" in capsys.readouterr().out
     assert len(json.loads((RUN / "improve.json").read_text())["rounds"]) == 2
     learned = (RUN / "round_1/sft/Toy-Reach_1/best/model.safetensors").stat().st_mtime_ns
     monkeypatch.setattr("zoo.collect.run", None)  # what was collected is there
     assert improve.run(["-i", str(RUN)]) == 0
     said = capsys.readouterr().out
     assert "going on at 2" in said
-    assert f"python -m zoo.evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
+    assert f"vla-zoo evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
     assert (RUN / "round_1/sft/Toy-Reach_1/best/model.safetensors").stat().st_mtime_ns == learned
     assert [weights(1), weights(2)] == whole
     assert len((RUN / "command.txt").read_text().splitlines()) == 2
@@ -174,7 +174,7 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
     assert "\nround 1: " in said
     assert " of 3 collected episodes solved; nothing learned, the policy stays; " in said
     assert "6 episodes, " in said
-    assert f"python -m zoo.evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
+    assert f"vla-zoo evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
     assert not (RUN / "round_1/sft").exists()
     rounds = json.loads((RUN / "improve.json").read_text())["rounds"]
     assert [one.get("learned", True) for one in rounds] == [True, False, True]
@@ -182,7 +182,7 @@ def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collect
     RUN.rename(tmp_path / "first")
     monkeypatch.setattr("zoo.training.sft_trainer.weighed", learn_from(1000))
     assert improve.run([*asked[:-4], "--rounds", "1", *TINY]) == 0
-    assert "policy      nano\nnext:\n  python -m zoo.improve -i " in capsys.readouterr().out
+    assert "policy      nano\nnext:\n  vla-zoo improve -i " in capsys.readouterr().out
     assert improve.run(["-i", str(RUN), "--rounds", "2"]) == 0
     assert "round 2: " in capsys.readouterr().out
     assert not (RUN / "round_2/sft").exists()

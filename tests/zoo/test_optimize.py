@@ -122,8 +122,8 @@ def test_the_next_command_trains_the_best_trial(
     (tmp_path / "space.yml").write_text(yaml.safe_dump(space))
     run(flags(tmp_path, 1, "--space", str(tmp_path / "space.yml"), "--", "--num-envs", "8", "-P"))
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:3] == ["python", "-m", "zoo.train"]
-    args = train_parser().parse(command[3:])
+    assert command[:2] == ["vla-zoo", "train"]
+    args = train_parser().parse(command[2:])
     config = resolve_new_run(args)
     assert (args.progress, args.log_folder) == (True, str(tmp_path))
     assert (config.env, config.num_envs, config.n_timesteps, config.seed) == ("Toy-Reach", 8, 100, 0)

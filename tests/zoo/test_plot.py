@@ -44,7 +44,7 @@ def test_a_run_of_demonstrations_is_told_apart_from_a_damaged_one(logs: Path, tm
     config = (run_folder / "config.yml").read_text(encoding="utf-8")
     (run_folder / "config.yml").write_text(config.replace("algo: ppo", "algo: sft"), encoding="utf-8")
     (run_folder / "monitor.csv").unlink()
-    with pytest.raises(BadValue, match=r"zoo\.sft.* python -m zoo\.report -i"):
+    with pytest.raises(BadValue, match=r"vla-zoo sft.* vla-zoo report -i"):
         run([str(run_folder)])
 
 

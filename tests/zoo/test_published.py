@@ -78,7 +78,7 @@ def test_the_dry_run_of_a_training_run_names_row_weights_and_hardware(capsys: py
     [
         (evaluate, ["--published", "libero-130-grpo", "--temperature", "1"], "--temperature is the protocol's"),
         (evaluate, ["--published", "libero-130-grpo", "--env", "Toy-Reach"], "is of LIBERO-130, got --env Toy-Reach"),
-        (evaluate, ["--dry-run", "--policy", "nano"], "give a row of zoo.published with it"),
+        (evaluate, ["--dry-run", "--policy", "nano"], "give a row of vla-zoo published with it"),
         (train, ["--published", "libero-130-base"], "has no recipe here"),
         (train, ["--published", "mt50-pi05-flow-noise"], "or its source gives no settings"),
         (train, ["--published", "libero-pi0-ppo"], "say which with --env LIBERO-Spatial, LIBERO-Object"),
@@ -105,7 +105,7 @@ def test_rows_without_weights_ask_for_yours(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(BadValue, match=r"no weights of 'mt50-smolvla' .* give yours with -i RUN or --policy NAME"):
         evaluate.run(["--published", "mt50-smolvla"])
     assert evaluate.run(["--published", "libero-pi0-ppo", "--dry-run"]) == 0
-    assert "python -m zoo.train --published libero-pi0-ppo" in capsys.readouterr().out
+    assert "vla-zoo train --published libero-pi0-ppo" in capsys.readouterr().out
 
 
 ROW = PublishedRow(

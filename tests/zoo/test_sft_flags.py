@@ -126,10 +126,10 @@ def test_each_command_names_the_other_for_the_others_runs(
     trained = create_run_folder(tmp_path, "ppo", "Toy-Reach")
     config = resolve_new_run(train.parser().parse(["--env", "Toy-Reach", "--seed", "0"]))
     describe_run(trained, config=config, args={}, command=["python"], protocol={})
-    assert f"is a run of zoo.train: go on with python -m zoo.train -i {trained.path}" in complaint(capsys, trained.path)
+    assert f"is a run of vla-zoo train: go on with vla-zoo train -i {trained.path}" in complaint(capsys, trained.path)
     assert guarded(train.run, ["-i", str(run.path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"is a run of zoo.sft: go on with python -m zoo.sft -i {run.path}" in line
+    assert f"is a run of vla-zoo sft: go on with vla-zoo sft -i {run.path}" in line
 
 
 def test_runs_from_before_weights_go_on_without(run: RunFolder) -> None:

@@ -324,7 +324,7 @@ def test_ctrl_c_in_an_update_lets_it_end(
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path, "ppo", flags)
     run = tmp_path / "ppo" / "Toy-Reach_1"
-    assert f"stopped and saved; go on with: python -m zoo.train -i {run}\n" in capsys.readouterr().out
+    assert f"stopped and saved; go on with: vla-zoo train -i {run}\n" in capsys.readouterr().out
     assert len(list((run / "checkpoints").iterdir())) == 1
     assert len([line for line in metrics(run) if "train/loss" in line]) == 2
     resume(run)

@@ -150,7 +150,7 @@ def check_dims(
         raise BadValue(
             f"the checkpoint's {part} statistics have {moved if needed < moved else got} dims, {needed} are needed: it "
             "was trained on another robot. Fine-tune it on demonstrations of this one, whose numbers are then taken as "
-            "they are: python -m zoo.sft --dataset FOLDER --policy CHECKPOINT "
+            "they are: vla-zoo sft --dataset FOLDER --policy CHECKPOINT "
             "-params 'policy_kwargs:{backbone_kwargs: {use_statistics: false}}'"
         )
 

@@ -78,7 +78,7 @@ def check_start(policy: VLAPolicy, kind: KLReference) -> None:
     if kind == "adapter_off" and not is_zero(policy.backbone):
         raise BadValue(
             "kl_reference='adapter_off' is the policy without its LoRA adapter, and this adapter was trained before "
-            "(by zoo.sft, or by another run): its KL would be to the policy before that training. Set "
+            "(by vla-zoo sft, or by another run): its KL would be to the policy before that training. Set "
             "kl_reference='copy', or merge the adapter first (VLAPolicy.merge_adapter, save_pretrained) and attach a "
             "new one"
         )

@@ -128,7 +128,7 @@ def check_alone(command: str) -> None:
     """Raise `BadValue` where a launcher has started several processes of a command that is one: each would do it all,
     into the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BadValue(f"{command} runs in one process; a launcher's several are for zoo.train and zoo.sft")
+        raise BadValue(f"{command} runs in one process; a launcher's several are for vla-zoo train and vla-zoo sft")
 
 
 def quiet_torch_in_ranks() -> None:

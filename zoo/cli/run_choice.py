@@ -35,7 +35,9 @@ def chosen_run(args: argparse.Namespace) -> str | None:
     if not (args.load_best or args.load_checkpoint or args.load_last_checkpoint):
         return str(run)
     if is_remote(run):
-        raise BadValue(f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: zoo.load_from_hub {run}")
+        raise BadValue(
+            f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: vla-zoo load_from_hub {run}"
+        )
     return str(_checkpoint(find_run(run), args))
 
 
@@ -57,7 +59,7 @@ def _found_run(args: argparse.Namespace) -> str:
     agents = (
         "no trained agent" if agents_folder() else f"the trained agents are not installed ({install_command('agents')})"
     )
-    train = f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
+    train = f"vla-zoo train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
     raise BadValue(
         f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and {agents}. "
         f"Train one: {train}; or give -i RUN or --policy NAME"

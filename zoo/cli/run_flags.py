@@ -38,7 +38,7 @@ from zoo.runs.lookup import ResumePoint, interrupted_run
 from zoo.runs.monitor import lacks_evaluation
 
 _TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
-"""Flags of `zoo.train` that stand above the setting of the same name."""
+"""Flags of `vla-zoo train` that stand above the setting of the same name."""
 _SPREAD = ("pipeline_stages", "placement", "max_staleness", "offload_idle", "rank_timeout")
 """Flags that spread the work over processes, time and memory."""
 
@@ -112,7 +112,7 @@ def open_published(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
     if row.recipe is None:
         raise BadValue(
             f"published row '{row.name}' ({row.model}) has no recipe here: "
-            "it was not trained by reward, or its source gives no settings; zoo.published lists the rows that have one"
+            "it was not trained by reward, or its source gives no settings; vla-zoo published lists rows that have one"
         )
     env = args.env if row.recipe.env == ANY_SUITE else row.recipe.env
     if env is None or (row.recipe.env == ANY_SUITE and env not in row.envs):
@@ -158,7 +158,7 @@ def tuned_settings(args: argparse.Namespace, algo: str, overrides: Settings) -> 
 
 
 def _num_collectors(args: argparse.Namespace) -> int:
-    """Return the number of processes that collect: of `zoo.plan --ranks`, or of those that a launcher has started."""
+    """Return the number of processes that collect: of `--ranks`, or of those that a launcher has started."""
     size = args.ranks if hasattr(args, "ranks") else int(os.environ.get("WORLD_SIZE", "1"))
     return len(parse_placement(args.placement or ALL, size).rollout)
 

@@ -59,7 +59,7 @@ def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str |
 def add_new_run_arguments(
     parser: argparse.ArgumentParser, *, recipes: str, resume: str, params: str, **overrides: Mapping[str, str]
 ) -> None:
-    """Add the flags that `zoo.train` and `zoo.sft` share; `overrides` are those of `add_fields` for `RunConfig`."""
+    """Add the flags of both `train` and `sft`; `overrides` are those of `add_fields` for `RunConfig`."""
     own = {
         "policy": {"default": "nano"},
         "seed": {"default": "drawn and stored"},

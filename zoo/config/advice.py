@@ -15,7 +15,7 @@ KL_HIGH = 0.3
 ENTROPY_LOW = 1e-3
 """Mean entropy per element of a choice between tokens, nats."""
 NO_SIGNAL_ADVICE = (
-    "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
-    "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
+    "Start from a policy trained on demonstrations (vla-zoo collect, then vla-zoo sft), begin with an easier task or "
+    "suite, or pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
 )
 """Remedies, as one sentence without its full stop."""

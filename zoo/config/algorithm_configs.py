@@ -53,14 +53,14 @@ StartSampling = Literal["uniform", "learnability"]
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
 SearchSpace = Mapping[str, Options | Sequence[Any]]
-"""Setting -> what `zoo.optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
+"""Setting -> what `vla-zoo optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
 _SEARCHED: SearchSpace = {
     "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
     "n_epochs": [1, 2, 3, 5],
     "clip_range": [0.1, 0.2, 0.3],
     "max_grad_norm": [0.5, 1.0, 5.0],
 }
-"""Values that `zoo.optimize` draws from, for either algorithm."""
+"""Values that `vla-zoo optimize` draws from, for either algorithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class OnPolicyConfig:
     implementation: ClassVar[str]
     """"module:Class", imported only when a run starts."""
     search_space: ClassVar[SearchSpace]
-    """Without `zoo.optimize --space`."""
+    """Without `vla-zoo optimize --space`."""
 
     learning_rate: Rate
     """Of the policy; `policy_kwargs value_lr` gives the critic its own."""
@@ -286,10 +286,10 @@ def check_algorithm(algo: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTConfig:
-    """Settings of `zoo.sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
+    """Settings of `vla-zoo sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
 
     dataset: Texts = field(metadata=ANYTIME)
-    """LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together."""
+    """LeRobotDataset v3.0, e.g. of vla-zoo collect; several are learned together."""
     episodes: Count | None = None
     """Learn the first N episodes of each only; none: all."""
     batch_size: Annotated[int, Range(low=1, high=2**20)] = 64

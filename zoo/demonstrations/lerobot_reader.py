@@ -1,4 +1,4 @@
-"""Reads a LeRobotDataset v3.0 folder, of `zoo.collect` or another's, as demonstrations."""
+"""Reads a LeRobotDataset v3.0 folder, of `vla-zoo collect` or another's, as demonstrations."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read_dataset(
         raise BadValue(f"'{root}' holds {info.total_episodes} episodes, asked for {wanted}")
     if privileged and PRIVILEGED not in info.features:
         raise BadValue(
-            f"'{root}' does not say what an expert saw ('{PRIVILEGED}'), which --privileged-coef learns; zoo.collect "
-            "--expert records it"
+            f"'{root}' does not say what an expert saw ('{PRIVILEGED}'), which --privileged-coef learns; "
+            "vla-zoo collect --expert records it"
         )
     more = {REWARD: np.float32, SUCCESS: np.bool_} if outcomes else {}
     more |= {PRIVILEGED: np.float32} if privileged else {}
@@ -92,7 +92,7 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     if not root.is_dir():
         raise BadValue(
             f"no folder '{root}'. Collect demonstrations with: "
-            f"python -m zoo.collect --env ID --expert -n 20 -o {quoted(root)}"
+            f"vla-zoo collect --env ID --expert -n 20 -o {quoted(root)}"
         )
     path = root / lr.INFO_PATH
     if not path.is_file():
@@ -116,7 +116,7 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
 
 
 def solved_episodes(root: Path) -> int:
-    """Return how many of the episodes of a dataset of `zoo.collect` were solved."""
+    """Return how many of the episodes of a dataset of `vla-zoo collect` were solved."""
     info = check_dataset(root)
     with lr.opening(root):
         return sum([bool(row["vla_zoo/success"]) for row in _episode_rows(root)][: info.total_episodes])

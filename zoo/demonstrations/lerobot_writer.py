@@ -82,7 +82,7 @@ class LeRobotWriter:
         elif root.exists() and not root.is_dir():
             raise BadValue(f"'{root}' is a file; name a new folder with -o")
         elif any(one.name not in _PARTS or any(path.is_file() for path in one.rglob("*")) for one in root.glob("*")):
-            raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
+            raise BadValue(f"'{root}' is not empty and no dataset of vla-zoo collect; name a new folder with -o")
 
     def add(self, episodes: Sequence[Demonstration], *, tried: int) -> None:
         """Write these episodes and note that `tried` start states are done by now.

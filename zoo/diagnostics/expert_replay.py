@@ -47,7 +47,7 @@ _FAILED = {"black_bowl_in_the_top_drawer_of_the_wooden_cabinet": 1, "StackCube":
 def expert_success_rate(tasks: Iterable[Task]) -> Rate | None:
     """Return the measured rate of experts on all tasks together; None where one was not measured.
 
-    Measure again with `python -m zoo.doctor --oracle --env ID --episodes N`.
+    Measure again with `vla-zoo doctor --oracle --env ID --episodes N`.
     """
     rates = []
     for task in tasks:

@@ -112,14 +112,14 @@ def plate25_assets() -> str:
 
 
 def dataset_reader() -> str:
-    """Check for the package that `zoo.collect` and `zoo.sft` read and write datasets with."""
+    """Check for the package that `vla-zoo collect` and `vla-zoo sft` read and write datasets with."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependency(f"zoo.collect and zoo.sft need: {install_command('datasets')}")
+        raise MissingDependency(f"vla-zoo collect and vla-zoo sft need: {install_command('datasets')}")
     return f"pyarrow {version('pyarrow')}"
 
 
 def hub() -> str:
-    """Check that the Hub answers. Needed for published checkpoints and for `zoo.push_to_hub` alone."""
+    """Check that the Hub answers. Needed for published checkpoints and for `vla-zoo push_to_hub` alone."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -91,7 +91,7 @@ class PublishedRow:
         """
         if env not in self.weights or self.family is None:
             suite = f" --env {env}" if self.recipe and self.recipe.env == ANY_SUITE else ""
-            train = f"train them (python -m zoo.train --published {self.name}{suite}), then " if self.recipe else ""
+            train = f"train them (vla-zoo train --published {self.name}{suite}), then " if self.recipe else ""
             raise BadValue(
                 f"no weights of '{self.name}' ({self.model}) were published that can be read here: {train}give yours "
                 "with -i RUN or --policy NAME"

@@ -26,7 +26,7 @@ _MOST_ROWS = 40
 
 
 def evaluation_table(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task], protocol_line: str) -> str:
-    """Return the table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
+    """Return the table of `vla-zoo evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
     by_task, suites = rates_by_task(episodes, tasks), rates_by_suite(episodes, tasks)
     shown = by_task[:_MOST_ROWS]
     labels = [_shorten(rate.label) for rate in shown]
@@ -87,7 +87,7 @@ def evaluation_record(
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """Return both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
+    """Return both rates of `vla-zoo compare`, what changed, and how likely chance alone is to do that."""
     separated = "do not overlap" if comparison.separated else "overlap"
     test, solved = "McNemar", ""
     if comparison.rounds > 1:
@@ -103,7 +103,7 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def task_comparison_table(comparisons: Mapping[str, Comparison]) -> str:
-    """Return a line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
+    """Return a line for each task of `vla-zoo compare`; p is raised for being one of several (Holm)."""
     widest = max(len(name) for name in ("task", *comparisons))
     raised = holm([comparison.p_value for comparison in comparisons.values()])
     return "\n".join(

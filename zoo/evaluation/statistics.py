@@ -281,7 +281,7 @@ def compare(before: Outcomes, after: Outcomes) -> Comparison:
         common = len(before.keys() & after.keys())
         raise BadValue(
             f"a paired comparison needs the same start states in both: {len(before)} before, {len(after)} after, "
-            f"{common} in common. Give zoo.evaluate the same --env, --split and --eval-episodes for both"
+            f"{common} in common. Give vla-zoo evaluate the same --env, --split and --eval-episodes for both"
         )
     rounds = {len(solved) for solved in (*before.values(), *after.values())}
     if len(rounds) > 1:
@@ -306,7 +306,7 @@ def first_rounds(outcomes: Outcomes, rounds: int | None) -> Outcomes:
 
 
 def outcomes_of(records: Sequence[Mapping[str, Any]]) -> Outcomes:
-    """Return the outcomes of `zoo.evaluate`'s records together; raises `BadValue` where two hold one start state."""
+    """Return the outcomes of several evaluations together; raises `BadValue` where two hold one start state."""
     found: dict[tuple[str, str], dict[int, bool]] = {}
     for record in records:
         for episode in record["episodes"]:

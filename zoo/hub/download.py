@@ -44,7 +44,7 @@ def download_run(name: str) -> RunFolder:
     if not (folder / CONFIG_FILE).is_file():
         raise BadValue(
             f"'{name}' holds no run (it has no {CONFIG_FILE}); as a policy it goes with: "
-            f"python -m zoo.evaluate --env ID --policy {name}"
+            f"vla-zoo evaluate --env ID --policy {name}"
         )
     return find_run(str(folder))
 

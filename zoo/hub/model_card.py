@@ -166,13 +166,13 @@ def _usage(facts: CardFacts) -> str:
         "```",
         "",
         "```sh",
-        f"python -m zoo.evaluate -i {repo}          # success per task on {_line(env)}",
-        f"python -m zoo.record_video -i {repo}",
-        f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
+        f"vla-zoo evaluate -i {repo}          # success per task on {_line(env)}",
+        f"vla-zoo record_video -i {repo}",
+        f"vla-zoo load_from_hub {repo}        # as a run folder under logs/",
     ]
     if facts.saved_step is not None and facts.config.algo != "sft":
         more = longer(facts.config.n_timesteps, facts.saved_step)
-        lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
+        lines.append(f"vla-zoo train -i {repo} -n {more}   # train on")
     lines.append("```")
     if facts.words == "wordllama":
         lines += [

@@ -90,7 +90,7 @@ def publish_trained(run: RunFolder, repo: str) -> str:
 
     Never raises: a Hub that is away must not turn a finished training into a failed one.
     """
-    later = f"the run is whole in {run.path}; send it with: python -m zoo.push_to_hub -i {quoted(run.path)} {repo}"
+    later = f"the run is whole in {run.path}; send it with: vla-zoo push_to_hub -i {quoted(run.path)} {repo}"
     try:
         steps = run.saved_steps()
         if not steps or steps[-1] < run.config().n_timesteps or lacks_evaluation(run, steps[-1]):
@@ -210,7 +210,7 @@ def _send(run: RunFolder, repo: str, files: Mapping[str, Path], *, public: bool)
     url = api.create_repo(repo, private=not public, exist_ok=True)
     hidden = api.repo_info(repo).private
     if not public and hidden is False:
-        raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
+        raise BadValue("it is public already; where that is meant: vla-zoo push_to_hub --public")
     of_one_run = (*_OF_ONE_RUN, MANIFEST_FILE, FORMER_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
     stale = [
         name

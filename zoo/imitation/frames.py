@@ -178,7 +178,7 @@ def image_arrays(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]
                 raise BadValue(
                     f"images of {size / 1e9:.1f} GB are to be learned; the memory has {memory / 1e9:.1f} GB, and there "
                     f"is no room for them in '{folder}'. Name a folder of a larger disk in the variable TMPDIR, or "
-                    "learn fewer episodes (--episodes of zoo.sft)"
+                    "learn fewer episodes (--episodes of vla-zoo sft)"
                 ) from error
             _logger.info(f"{size / 1e9:.1f} GB of images lie in a file of '{folder}' (memory: {memory / 1e9:.1f} GB)")
             data = np.memmap(file, np.uint8, "r+", shape=(size,))

@@ -44,7 +44,7 @@ def weights_sha256(folder: Path) -> str | None:
 def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Mapping[str, Any] | None:
     """Return the evaluation of exactly these weights, by the run's protocol and with deterministic actions.
 
-    `weights` is their SHA-256, `step` the steps they were trained for. zoo.evaluate's record, else training's last,
+    `weights` is their SHA-256, `step` the steps they were trained for. vla-zoo evaluate's record, else training's last,
     else its success rate alone.
     """
     results, last = run.path / RESULTS_FILE, run.path / EVALUATION_FILE

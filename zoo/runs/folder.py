@@ -2,7 +2,7 @@
 
 args.yml  config.yml  command.txt  protocol.json       flags, resolved settings, command lines, what is simulated
 monitor.csv  evaluations.npz  metrics.jsonl            training episodes, evaluations, metrics (and TensorBoard events)
-evaluation.json  results.json  report.html             training's last evaluation, zoo.evaluate's, all of it on one page
+evaluation.json  results.json  report.html             training's last evaluation, a later one, all on one page
 checkpoints/step_<n>/  best/  videos/
 """
 
@@ -42,7 +42,7 @@ OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE = (
 STATE_FILE, SCORE_FILE = "training_state.json", "score.json"
 """Beside the policy in a checkpoint, and in `best/`."""
 RECORDED_VIDEO, WATCHED_VIDEO, REPLAY_VIDEO = "recorded", "enjoy", "replay"
-"""Videos of `zoo.record_video`, of `zoo.enjoy`, and of a run from the Hub."""
+"""Videos of `vla-zoo record_video`, of `vla-zoo enjoy`, and of a run from the Hub."""
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 _OWN_VIDEO = re.compile(rf"({RECORDED_VIDEO}|{WATCHED_VIDEO}|{REPLAY_VIDEO}|{_STEP.pattern})\.mp4")

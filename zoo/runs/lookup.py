@@ -32,7 +32,7 @@ from zoo.runs.folder import (
 )
 from zoo.yaml_text import read_yaml
 
-TRAINING, FINETUNING = "zoo.train", "zoo.sft"
+TRAINING, FINETUNING = "vla-zoo train", "vla-zoo sft"
 """The commands that make runs."""
 PREFIX = "agents"
 STAGES = ("grpo", "ppo", "sft")
@@ -101,7 +101,7 @@ def check_command(run: RunFolder, command: str) -> None:
     if made_by != command:
         path = quoted(run.path)
         raise BadValue(
-            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {path}, or start a new run from "
+            f"'{run.path}' is a run of {made_by}: go on with {made_by} -i {path}, or start a new run from "
             f"its policy with --policy {path}"
         )
 

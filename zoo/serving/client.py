@@ -272,7 +272,7 @@ class RemotePolicy:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the server is `zoo.serve`, which reads how each request's actions are selected."""
+        """Whether the server is `vla-zoo serve`, which reads how each request's actions are selected."""
         return self._address.conf.policy is None
 
     def check_acting(self, protocol: EvaluationProtocol) -> None:

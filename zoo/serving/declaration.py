@@ -65,7 +65,7 @@ class Declaration:
     selection: Mapping[str, str] = field(default_factory=dict)
     """How actions are selected, in words: "deterministic" and "sampled"."""
     weights_sha256: str | None = None
-    """SHA-256 of the weights, as `zoo.evaluate` writes it."""
+    """SHA-256 of the weights, as `vla-zoo evaluate` writes it."""
 
     def __post_init__(self) -> None:
         _ = self.conventions  # raises

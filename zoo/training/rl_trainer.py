@@ -135,15 +135,15 @@ class RLTrainer(Trainer):
         from zoo.runs.report_page import report_of  # brings jinja2
 
         run = quoted(self.run.path)
-        look = f"zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
+        look = f"vla-zoo evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
         if evaluated >= num_starts:
-            look = f"zoo.enjoy -i {run}   (watch it)"
+            look = f"vla-zoo enjoy -i {run}   (watch it)"
         steps = longer(self.config.n_timesteps, self.model.num_timesteps)
         lines = [
             f"run folder  {self.run.path}",
             "next:",
-            f"  python -m {look}",
-            f"  python -m zoo.train -i {run} -n {steps}   (train on)",
+            f"  {look}",
+            f"  vla-zoo train -i {run} -n {steps}   (train on)",
             f"  tensorboard --logdir {quoted(self.events)}   (curves)",
         ]
         if video is not None:

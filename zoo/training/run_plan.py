@@ -250,7 +250,7 @@ def hopeless_start(config: RunConfig) -> str | None:
     options = benchmark.simulator_kwargs
     if options.get("task_reward") == "dense":
         return None
-    remedies = ["demonstrations (zoo.collect --expert, then zoo.sft)"]
+    remedies = ["demonstrations (vla-zoo collect --expert, then vla-zoo sft)"]
     if agents := agents_for(config.env):
         agent = next((agent for agent in agents if "/sft/" in agent), agents[0])
         remedies.insert(0, f"a trained agent (--policy {agent})")

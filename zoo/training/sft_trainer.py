@@ -237,6 +237,6 @@ class SFTTrainer(Trainer):
         flag = packages_flag(packages_of(run.path / ARGS_FILE))
         _logger.info(
             f"policy      {run.best}\nreport      {report_of(run) or 'none'}\nnext:\n"
-            f"  python -m zoo.train{flag} --algo ppo --env {self.config.env} --policy {quoted(run.best)}\n"
-            f"  python -m zoo.evaluate -i {quoted(run.path)}"
+            f"  vla-zoo train{flag} --algo ppo --env {self.config.env} --policy {quoted(run.best)}\n"
+            f"  vla-zoo evaluate -i {quoted(run.path)}"
         )

@@ -206,7 +206,7 @@ def test_groups_that_are_all_solved_are_no_fault():
         ({"train/actor/skipped_steps": 1}, "GradientNotFinite", "float32"),
         ({"train/actor/ratio_first_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
         ({"no_signal_updates": 5}, "NoSuccessAtAll", "task_reward"),
-        ({"no_success_episodes": 64}, "NoSuccessAtAll", "zoo.sft"),
+        ({"no_success_episodes": 64}, "NoSuccessAtAll", "vla-zoo sft"),
     ],
 )
 def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):

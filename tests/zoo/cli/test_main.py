@@ -44,12 +44,12 @@ def test_a_command_of_one_process_refuses_several(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([name, *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"error: rank 0: zoo.{name} runs in one process")
+    assert capsys.readouterr().err.startswith(f"error: rank 0: vla-zoo {name} runs in one process")
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_and_a_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for flag, says in (("--help", f"usage: {COMMANDS[name][0]}"), ("--version", f"vla-zoo {zoo.__version__}\n")):
+    for flag, says in (("--help", f"usage: vla-zoo {name}"), ("--version", f"vla-zoo {zoo.__version__}\n")):
         with pytest.raises(SystemExit) as caught:
             main([name, flag])
         assert caught.value.code == 0
@@ -179,7 +179,7 @@ REFUSED = [
     ("--policy a\udcff", "UTF-8"),
     (f"{'x' * 5000}", "xxx"),
     ("--env-kwargs image_size:64", "-params"),
-    ("-optimize", "zoo.optimize"),
+    ("-optimize", "vla-zoo optimize"),
     ("--num-env 3", "'--num-envs'"),
     ("-params on_worker_error:foo", "on_worker_error"),
     ("-params policy_kwargs:{greedy:foo}", "policy_kwargs"),

@@ -28,7 +28,7 @@ import vla_gym
 vla_gym.register_benchmark("vla_gym.adapters.toy:toy_benchmark", num_tasks={"My-Reach": 3})
 """
 TRAIN = (
-    "python -m zoo.train --gym-packages my_own_tasks --env My-Reach -n 32 --num-envs 2 --seed 0 --device cpu "
+    "vla-zoo train --gym-packages my_own_tasks --env My-Reach -n 32 --num-envs 2 --seed 0 --device cpu "
     "--num-threads 1 -f 'my logs' -tb 'my events' -params chunk:4 eval_episodes:2 n_steps:4 batch_size:8 save_freq:32 "
     "'policy_kwargs:{backbone_kwargs: {size: tiny}}' num_workers:0"
 )
@@ -39,8 +39,8 @@ def called(capsys: pytest.CaptureFixture[str], line: str) -> str:
     benchmarks._ADDED.clear()
     sys.modules.pop("my_own_tasks", None)
     words = shlex.split(line)
-    assert words[:2] == ["python", "-m"]
-    assert main([words[2].removeprefix("zoo."), *words[3:]]) == 0
+    assert words[0] == "vla-zoo"
+    assert main(words[1:]) == 0
     return capsys.readouterr().out
 
 
@@ -74,14 +74,14 @@ def test_every_command_that_is_printed_works_when_pasted(
     Path("my_own_tasks.py").write_text(MODULE)
     said = called(capsys, TRAIN)
     short = "--eval-episodes 2 --device cpu --num-threads 1"
-    assert "all episodes" in called(capsys, f"{advised(said, 'python -m zoo.evaluate')} {short}")
+    assert "all episodes" in called(capsys, f"{advised(said, 'vla-zoo evaluate')} {short}")
     board = shlex.split(advised(said, "tensorboard"))
     assert list(Path(board[-1]).glob("events.out.tfevents*"))
-    assert "going on at" in called(capsys, advised(said, "python -m zoo.train"))
+    assert "going on at" in called(capsys, advised(said, "vla-zoo train"))
 
     # A run that begins at a checkpoint of it knows its packages, too.
     checkpoint = next(Path("my logs/ppo/My-Reach_1/checkpoints").iterdir())
-    called(capsys, f"python -m zoo.train -i {shlex.quote(str(checkpoint))} -n 96")
+    called(capsys, f"vla-zoo train -i {shlex.quote(str(checkpoint))} -n 96")
     assert packages_of(Path("my logs/ppo/My-Reach_2/args.yml")) == ["my_own_tasks"]
 
 

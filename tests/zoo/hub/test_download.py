@@ -52,7 +52,7 @@ def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixt
     for argv, message in (
         (["me/nothing"], "has no such repository or revision, or the token may not see it (404)"),
         (["./here"], "'./here' is no Hub id"),
-        ([BASE], f"'{BASE}' holds no run (it has no config.yml); as a policy it goes with: python -m zoo.evaluate"),
+        ([BASE], f"'{BASE}' holds no run (it has no config.yml); as a policy it goes with: vla-zoo evaluate"),
         ([f"{BASE}@v9"], "at revision 'v9'"),
     ):
         assert guarded(load_from_hub.run, argv) == 2
@@ -89,10 +89,10 @@ def test_a_published_run_is_written_into_the_log_folder_alone(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "  python -m zoo.train -i logs/ppo/Toy-Reach_1 -n 18   (train on)\n"),
+        ({}, "  vla-zoo train -i logs/ppo/Toy-Reach_1 -n 18   (train on)\n"),
         (
             {"algo": "sft", "algo_kwargs": {"dataset": "demos"}},
-            "  python -m zoo.sft -i logs/sft/Toy-Reach_1   (go on; --dataset FOLDER says where",
+            "  vla-zoo sft -i logs/sft/Toy-Reach_1   (go on; --dataset FOLDER says where",
         ),
     ],
 )

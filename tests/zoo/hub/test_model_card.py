@@ -85,4 +85,4 @@ def test_a_policy_that_training_began_with_is_not_left_out() -> None:
 def test_training_on_goes_past_the_checkpoint() -> None:
     # The best policy is of step 3 of a run that went on to step 300.
     text = model_card(replace(FACTS, saved_step=300))
-    assert "python -m zoo.train -i me/run -n 600   # train on" in text
+    assert "vla-zoo train -i me/run -n 600   # train on" in text

@@ -178,7 +178,7 @@ def test_the_card_says_what_was_measured(run: Path, hub: LoopbackHub) -> None:
     assert result.metric_args["episodes"] == 3
     assert f"Protocol: {record['summary']}." in card.text
     assert f'VLAPolicy.from_pretrained("{RUN}")' in card.text
-    assert f"python -m zoo.train -i {RUN} -n {2 * record['num_timesteps']} " in card.text
+    assert f"vla-zoo train -i {RUN} -n {2 * record['num_timesteps']} " in card.text
 
 
 def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackH
     card = ModelCard(hub.repos[RUN].files["README.md"].decode())
     assert card.data.eval_results is None
     assert "These weights have not been evaluated." in card.text
-    assert "zoo.train -i" not in card.text
+    assert "vla-zoo train -i" not in card.text
     assert not [name for name in hub.repos[RUN].files if name.startswith("checkpoints/")]
 
 
@@ -313,7 +313,7 @@ def test_a_failed_push_is_one_line_and_fails_no_training(
     assert RUN not in hub.repos or hub.repos[RUN].files == {}
     after_training = publish_trained(RunFolder(run), RUN)
     assert after_training.startswith("warning: ")
-    assert after_training.endswith(f"python -m zoo.push_to_hub -i {run} {RUN}")
+    assert after_training.endswith(f"vla-zoo push_to_hub -i {run} {RUN}")
 
 
 def lose_weights(run: Path) -> None:

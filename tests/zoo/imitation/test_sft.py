@@ -88,7 +88,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         patch.setattr(Learner, "apply", during_update(5, send(which)))
         assert fine_tune(demos, tmp_path) == (130 if which is signal.SIGINT else 0)
     run = only_run(tmp_path)
-    assert f"stopped and saved; go on with: python -m zoo.sft -i {run}\n" in capsys.readouterr().out
+    assert f"stopped and saved; go on with: vla-zoo sft -i {run}\n" in capsys.readouterr().out
     assert steps(run) == [5]
     assert metrics(run) == metrics(whole)[:6]  # an evaluation has a line of its own
     assert go_on(run) == 0
@@ -169,7 +169,7 @@ def test_a_simulator_lost_while_evaluating_loses_no_update(
         patch.setattr(evaluation, "evaluate", fail)
         assert fine_tune(demos, tmp_path) == 2
     run = only_run(tmp_path)
-    assert f"saved; go on with: python -m zoo.sft -i {run}\n" in capsys.readouterr().out
+    assert f"saved; go on with: vla-zoo sft -i {run}\n" in capsys.readouterr().out
     assert steps(run) == [3]
     assert go_on(run) == 0
     assert_same(run, whole)

@@ -83,7 +83,7 @@ def test_fresh_weights_on_a_robot_that_is_paid_for_success_alone() -> None:
     assert said is not None
     assert said.startswith("'nano' means fresh weights, and MetaWorld/reach pays for success alone")
     assert "-params 'env_kwargs:{task_reward: dense}'" in said
-    assert "zoo.collect --expert" in said
+    assert "vla-zoo collect --expert" in said
 
 
 @pytest.mark.parametrize(
