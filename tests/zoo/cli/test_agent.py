@@ -328,7 +328,7 @@ def test_a_flow_checkpoint_of_another_robot_is_refused_with_what_to_do(
     assert main([command, *flags, *(["--dry-run"] if command == "train" else [])]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "statistics have 8 dims, 4 are needed: it was trained on another robot" in line
-    assert "zoo.sft" in line
+    assert "vla-zoo sft" in line
     # What the line proposes opens: without statistics, and without actions relative to the state.
     options = "policy_kwargs:{backbone_kwargs: {use_statistics: false}}"
     config, policy = open_new_run(train_command.parser().parse([*flags, "--seed", "0", "-params", options]))
