@@ -12,7 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_gym import find_benchmark
+from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.processing.observations import batch_observation
 from vla_policies.types import ActionSample
 
 LORA = {"lora": {"rank": 4}}
@@ -235,3 +238,23 @@ def test_fresh_weights_are_kept_apart_from_their_adapter(name: str, tmp_path: Pa
     assert torch.equal(decided(opened), decided(policy))
     assert torch.equal(decided(again), decided(policy))
     assert len(again.optimizer.param_groups[0]["params"]) == len(policy.optimizer.param_groups[0]["params"])
+
+
+@pytest.mark.sim  # reads LIBERO-Plus's files
+@each_family
+def test_every_word_of_a_reworded_instruction_reaches_the_tokens(name: str) -> None:
+    policy = build(name)
+    (task,) = find_benchmark("LIBERO-Spatial-Plus-language/0").tasks
+    words = task.instruction.split()
+    assert len(words) == 32
+    assert words[:4] == ["grasp", "the", "darkhued", "rounded"]
+    other = [" ".join([*words[:place], "zebra", *words[place + 1 :]]) for place in range(len(words))]
+    sentences = [task.instruction, *other]
+    obs = {
+        "image": np.zeros((len(sentences), 56, 56, 3), np.uint8),
+        "state": np.zeros((len(sentences), 3), np.float32),
+        "instruction": np.stack([encode_instruction(sentence) for sentence in sentences]),
+    }
+    inputs, _ = batch_observation(obs, policy.conventions)
+    rows = policy.backbone.prepare(inputs).text_BL.tolist()
+    assert len({tuple(row) for row in rows}) == 1 + len(words)

@@ -429,7 +429,7 @@ def from_plain(values: Mapping[str, object], where: str) -> RunConfig:
         raise BadValue(f"{where}: {error}") from error
 
 
-_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options", "env_wrapper", "callback")
+_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options", "rank_timeout", "env_wrapper", "callback")
 """Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 
 
