@@ -154,6 +154,11 @@ class Backbone(nn.Module, ABC):
         """Return how the makers of a published folder trained and play it, as far as its files tell."""
         return FolderFacts()
 
+    @classmethod
+    def read_as(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """How observations and actions are read by these settings, those of a `Header`, as JSON values for results."""
+        return {"head": "tokens"}
+
     # Weights --------------------------------------------------------------------------------------
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
@@ -254,6 +259,11 @@ class Backbone(nn.Module, ABC):
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """Return the `value_parameters` on which no action depends: they may train while the policy stays fixed."""
         return self.value_parameters()
+
+    @property
+    def imitated_steps(self) -> int:
+        """Actions of a demonstration that a frame is learned with: the chunk's, or all that are predicted at once."""
+        return self.conventions.chunk
 
     @property
     def step_values(self) -> bool:

@@ -95,7 +95,7 @@ class FlowBackbone(Backbone):
         """Denoised chunks to environment actions, float32 `[B, K, A]` in [-1, 1]."""
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Inverse of `to_env`, `[B, H, D]`, for imitation; zero after the chunk and in padding dims."""
+        """Inverse of `to_env` for K to H actions, `[B, H, D]`, for imitation; zero after them and in padding dims."""
         raise BadValue(f"family '{self.family}' cannot be fine-tuned on environment actions")
 
     # Called by algorithms -----------------------------------------------------------------------------
@@ -141,6 +141,11 @@ class FlowBackbone(Backbone):
         settings = model.get("flow", model)
         return Draws(tokens=False, deterministic=settings.get("eval_noise", FlowSettings().eval_noise) == "random")
 
+    @classmethod
+    def read_as(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        flow = model["flow"]
+        return {"head": "flow", **{name: flow[name] for name in ("num_steps", "eval_noise")}}
+
     def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
         steps = f"in {self.flow.num_steps} denoising steps"
         if not deterministic:
@@ -170,6 +175,10 @@ class FlowBackbone(Backbone):
             entropy_BKA=self._join(entropies),
             value_B=self.value_of(context),
         )
+
+    @property
+    def imitated_steps(self) -> int:
+        return self.horizon
 
     def value(self, inputs: PolicyInputs) -> Tensor:
         return self.value_of(self.encode(inputs))

@@ -8,7 +8,7 @@ family has to look at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,7 +43,7 @@ from vla_policies.checkpoint_io.hub import (
     parse_hub_id,
 )
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
-from vla_policies.checkpoint_io.manifest import Manifest, check_base, check_manifest, read_manifest
+from vla_policies.checkpoint_io.manifest import Manifest, check_base, check_manifest, model_sha256, read_manifest
 from vla_policies.conventions import Conventions, check_fits
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.lora_config import read_adapter_config
@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # they bring torch
 
 FORMAT_VERSION = 1
 LORA_FOLDER = "lora_adapter"
+_MODEL = "model_sha256"
 _UNVERIFIED = (
     ". Write or download it again; to open it as it is: policy_kwargs verify: false "
     "(-params 'policy_kwargs:{verify: false}')"
@@ -101,6 +102,8 @@ class PolicyRef:
     """Hashes of its files; None where the folder says none."""
     files: dict[tuple[str, Path], Any] = field(default_factory=dict, repr=False, compare=False)
     """Content of the files that were read."""
+    notes: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Warnings about how it is read, for results."""
 
     @property
     def fresh(self) -> bool:
@@ -159,6 +162,11 @@ class PolicyRef:
         """Class of the family; importing it brings torch."""
         return family_class(self.family)
 
+    def warn(self, text: str) -> None:
+        """Log a warning about how it is read, and keep it in `notes`."""
+        _log.warning(text)
+        self.notes.append(text)
+
     def reading(self, **changes: Any) -> PolicyRef:
         """Return the record of the same files read by another request: `changes` are fields of `Request`."""
         return replace(self, request=replace(self.request, **changes))
@@ -166,6 +174,17 @@ class PolicyRef:
     def read_by(self, settings: Mapping[str, Any], **changes: Any) -> PolicyRef:
         """As `reading`, by other keyword arguments of `VLAPolicy`; `family`, `base` and `revision` must be the same."""
         return self.reading(**_reading(settings), **changes)
+
+    @property
+    def hashes(self) -> dict[Path, str]:
+        """SHA-256 of the files that were read."""
+        return {path: content for (kind, path), content in self.files.items() if kind == HASH}
+
+    def model_sha256(self, folder: Path) -> str:
+        """Return `manifest.model_sha256` of one of its folders, taken once."""
+        if (_MODEL, folder) not in self.files:
+            self.files[_MODEL, folder] = model_sha256(folder, self.hashes)
+        return str(self.files[_MODEL, folder])
 
     def fitted(self, env: Conventions, suite: str | None) -> PolicyRef:
         """Return the record of the same files read for an environment; raises `BadValue` where they do not fit it."""
@@ -194,8 +213,7 @@ class PolicyRef:
         """Raise `BadValue` where a file of the folder, or its adapter's base, is not what the manifest says."""
         if self.manifest is None or self.folder is None:
             return
-        known = {path: content for (kind, path), content in self.files.items() if kind == HASH}
-        check_manifest(self.folder, self.manifest, known=known, instead=_UNVERIFIED)
+        check_manifest(self.folder, self.manifest, known=self.hashes, instead=_UNVERIFIED)
         if self.adapter is not None and self.model is not None:
             check_base(self.folder, self.manifest, self.model.folder)
 
@@ -273,12 +291,18 @@ def open_folder(folder: Path, request: Request | None = None) -> PolicyRef:
             manifest=manifest,
             files=files,
         )
+        if adapter is None and has_weights(folder) and (folder / ADAPTER_CONFIG).is_file():
+            ref.warn(
+                f"'{folder}' has whole weights and beside them an adapter, which is left out: they are read as merged. "
+                "If they are not, move the adapter to a folder of its own and open that, with these weights as "
+                "policy_kwargs base"
+            )
         if ref.own_layout:
             family = model.config.get("family")
             if family not in FAMILIES:
                 raise unknown_name(f"policy family (in '{folder / CONFIG_FILE}')", str(family), FAMILIES)
             return replace(ref, family=str(family))
-        return replace(ref, family=published_family(model, request.family).family)
+        return replace(ref, family=published_family(model, request.family, ref.warn).family)
 
 
 def find_checkpoint(
@@ -412,7 +436,9 @@ def _own_header(family: type[Backbone], model: ModelFolder, request: Request) ->
     return replace(header, model=family.with_options(header.model, request.options, str(folder)))
 
 
-def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
+def published_family(
+    model: ModelFolder, wanted: str | None, warn: Callable[[str], None] = _log.warning
+) -> type[Backbone]:
     """Return the family that reads a published folder: `wanted`, or the one that it is recognised as.
 
     Where several families' folders look alike and nothing tells which it is, a warning names them; where `wanted` is
@@ -435,10 +461,10 @@ def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
     found = next(name for name, verdict in verdicts.items() if verdict)
     if wanted is not None:
         if found != wanted and verdicts[wanted] is not None:
-            _log.warning(f"'{folder}' is read as {wanted}, as asked, but its name or files say {found}")
+            warn(f"'{folder}' is read as {wanted}, as asked, but its name or files say {found}")
         return family_class(wanted)
     if unsure := [name for name, verdict in verdicts.items() if verdict is None]:
-        _log.warning(
+        warn(
             f"'{folder}' is read as {found}, but neither its files nor its name tell it from {unsure[0]}: say which "
             f"with family: {found} or family: {unsure[0]} (-params 'policy_kwargs:{{family: {unsure[0]}}}')"
         )

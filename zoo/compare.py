@@ -20,6 +20,7 @@ from zoo.cli.shared_flags import add_policy_arguments
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import Outcomes, compare, compare_tasks, first_rounds, outcomes_of
 from zoo.files import content_of, quoted, read_json
+from zoo.runs.evaluations import OF_WEIGHTS
 from zoo.runs.folder import RESULTS_FILE
 
 _OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
@@ -136,6 +137,9 @@ def _results(file: Path, record: Mapping[str, Any]) -> Results:
             conditions={
                 "words": frozenset(f"{task['name']}: {task['instruction']}" for task in tasks),
                 "horizons": frozenset(f"{task['name']}: {task['horizon']} steps" for task in tasks),
+                "readings of the policy": frozenset(
+                    f"{name} {value}" for name, value in record.get("read_as", {}).items() if name not in OF_WEIGHTS
+                ),
                 "options": frozenset(
                     [json.dumps(protocol["options"], sort_keys=True)] if "options" in protocol else []
                 ),

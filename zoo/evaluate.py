@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     if args.robustness:
         return evaluate_robustness(args)
-    plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True)
+    plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True).fetched()
     if args.output:
         check_destination(Path(args.output))
     print(f"{plan.policy.name} on {plan.env}", flush=True)

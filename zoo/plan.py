@@ -29,6 +29,7 @@ from zoo.config.memory_plan import (
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import yaml_line
 from zoo.distributed.placement import ALL, processes_named
+from zoo.runs.evaluations import policy_line
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
@@ -60,10 +61,12 @@ def plan_lines(
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config)
-    if policy is not None and policy.folder is not None:
-        from zoo.training.start_weights import check_fit
+    if policy is not None:
+        from zoo.training.start_weights import check_fit, start_record
 
-        check_fit(config, policy)
+        if policy.folder is not None:
+            check_fit(config, policy)
+        yield policy_line(start_record(config, policy))
     yield from arithmetic_lines(plan, resume)
     yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):

@@ -109,7 +109,8 @@ def evaluate_published(args: argparse.Namespace) -> int:
     output = check_destination(Path(args.output or f"results_{row.name}.json"))
     plans = {env: _plan(args, row, env) for env in envs}
     measured, records = {}, {}
-    for env, plan in plans.items():
+    for env, planned in plans.items():
+        plan = planned.fetched()
         table, record = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=args.progress)
         print(table, flush=True)
         tasks = find_benchmark(plan.env, **benchmark_options(plan.env_options)).tasks

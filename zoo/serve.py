@@ -24,6 +24,7 @@ from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.config.settings import Options, Range, Settings
 from zoo.hub.download import is_remote
+from zoo.runs.evaluations import policy_line
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.lookup import local_or_shipped
 from zoo.serving.declaration import ServerSettings, ServicePlan, read_token
@@ -170,7 +171,7 @@ def run(argv: Sequence[str]) -> int:
             print(
                 f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
                 f"ws://{host}:{port}, expecting {served.declaration.text(names)}; "
-                f"conventions: {served.declaration.conventions_text()}",
+                f"{policy_line(served.declaration.read_as)}",
                 flush=True,
             )
             await server.run(listener)

@@ -32,6 +32,7 @@ from zoo.cli.shared_flags import (
 from zoo.config.gym_packages import import_named_packages, import_parts
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
+from zoo.runs.evaluations import policy_line
 from zoo.runs.folder import ARGS_FILE
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import (
@@ -101,10 +102,7 @@ def run(argv: Sequence[str]) -> int:
 
         read_state(point.checkpoint, config.algo.upper())
     if args.dry_run:
-        from zoo.training.start_weights import start_lines
-
-        start = [] if policy is None else start_lines(config, policy)
-        print(dry_run_text(plan, point, [*_published_lines(args), *start]))
+        print(dry_run_text(plan, point, [*_published_lines(args), *_start_lines(config, policy)]))
         if point is None and (sentence := hopeless_start(config)) is not None:
             print(f"warning: {sentence}")
         return 0
@@ -141,6 +139,14 @@ def _check_parts(config: RunConfig, point: ResumePoint | None) -> None:
     args_file = None if point is None else point.run.path / ARGS_FILE
     for name in ("env_wrapper", "callback"):
         import_parts(getattr(config, name), name, args_file)
+
+
+def _start_lines(config: RunConfig, policy: PolicyRef | None) -> list[str]:
+    if policy is None:
+        return []
+    from zoo.training.start_weights import start_lines, start_record
+
+    return [*start_lines(config, policy), policy_line(start_record(config, policy))]
 
 
 def _published_lines(args: argparse.Namespace) -> list[str]:

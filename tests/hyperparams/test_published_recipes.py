@@ -54,6 +54,8 @@ ROWS = {
         "stop_token": False,
         "camera_resize": "bicubic",
         "reward_scale": 5.0,
+        "bootstrap_termination": True,
+        "optimizer_kwargs": {"eps": 1.0e-8, "weight_decay": 0.01},
     },
     "grpo LIBERO-130 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
     "grpo LIBERO-90 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},

@@ -21,7 +21,8 @@ FORMER_FILE = "certificate.json"
 """Manifest of folders that earlier versions wrote: {"files": {name: {"sha256": ..., "samples": ...}}, ...}."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**16
-_TENSORS = ("*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
+TENSORS = ("*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
+"""Files of weights, the heads of OpenVLA-OFT's makers included."""
 _TEXTS = ("config.json", "tokenizer*.json", "vocab.json", "added_tokens.json", "*processor*.json", "*statistics*.json")
 """Files that decide what a model computes, of those that a download brings."""
 
@@ -109,11 +110,15 @@ def extend_manifest(folder: Path, names: Iterable[str]) -> None:
     write_json(folder / MANIFEST_FILE, to_json(Manifest(dict(sorted(files.items())), manifest.base)))
 
 
-def model_sha256(folder: Path) -> str:
+def model_sha256(folder: Path, known: Mapping[Path, str] | None = None) -> str:
     """Return a hash that tells one model from another: of its settings, tokenizer and statistics, and of samples of
-    its weights. Names of files count, the folder's own does not."""
+    its weights. Names of files count, the folder's own does not. Files whose SHA-256 is `known` are not read again."""
     digest = hashlib.sha256()
-    for patterns, hash_of in ((_TEXTS, file_sha256), (_TENSORS, _samples_sha256)):
+
+    def hash_of_text(path: Path) -> str:
+        return (known or {}).get(path) or file_sha256(path)
+
+    for patterns, hash_of in ((_TEXTS, hash_of_text), (TENSORS, _samples_sha256)):
         for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
             if path.is_file():
                 digest.update(f"{hash_of(path)}  {path.name}\n".encode())

@@ -110,6 +110,12 @@ class OpenVLAFamily(LoraBackbone):
         return {}
 
     @classmethod
+    def read_as(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        settings = model["settings"]
+        names = ("head", "camera_resize", "center_crop", "bounds", "gripper", "action_dims", "stop_token")
+        return {"statistics": model["unnorm_key"] or "none", **{name: settings[name] for name in names}}
+
+    @classmethod
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"dtype": dtype}
 

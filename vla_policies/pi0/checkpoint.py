@@ -145,6 +145,7 @@ def read_config(
         normalization=normalization,
         epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
         epsilon_back=openpi,
+        data_set=key,
         state=chosen.get("state") if state_kind else None,
         action=chosen.get("action") if action_kind else None,
         prompt_state="none" if family == "pi0" else "exact" if openpi else "padded",

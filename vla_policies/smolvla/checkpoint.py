@@ -141,6 +141,7 @@ def read_config(
             normalization=state_kind or action_kind or "mean_std",
             state=chosen.get("state") if state_kind else None,
             action=chosen.get("action") if action_kind else None,
+            data_set=key,
             max_tokens=int(values["tokenizer_max_length"]),
             tokenizer=str(vlm[1]),
         ),

@@ -139,6 +139,15 @@ class VLMFlowBackbone(FlowBackbone):
         return to_json(from_json(cls.config_class, model, f"model of '{where}'").with_options(options))
 
     @classmethod
+    def read_as(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        preprocessing = model["preprocessing"]
+        there = "state" if preprocessing["action"] is None else "action"
+        key = preprocessing["data_set"] if preprocessing[there] is not None else "none"
+        left_out = ("state", "action", "data_set", "max_tokens", "tokenizer")
+        settings = {name: value for name, value in preprocessing.items() if name not in left_out}
+        return {"statistics": key or "of one data set", **settings, **super().read_as(model)}
+
+    @classmethod
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"vlm_dtype": dtype}
 

@@ -76,6 +76,8 @@ class FlowPreprocessing:
     """Statistics of the proprioceptive vector; None = not normalised."""
     action: Statistics | None = None
     """Statistics of an action; None = not normalised."""
+    data_set: str | None = None
+    """Name of the data set that the statistics are of, where it is known."""
     max_tokens: int = 48
     """Length of the text, tokens; longer ones are cut."""
     tokenizer: str = WORDS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,9 +18,10 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.resolver import PolicyRef
 from zoo.agents.recipe import can_sample
 from zoo.config.evaluation import EvaluationProtocol
-from zoo.config.run_config import benchmark_options, observation_layout
+from zoo.config.run_config import benchmark_options, env_conventions, observation_layout
 from zoo.config.settings import Options, Settings
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, Predictor, episodes_of, evaluate
+from zoo.runs.evaluations import policy_line, policy_record
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.runs.lookup import is_shipped
 
@@ -39,6 +41,8 @@ class ServedPolicy(Predictor, Protocol):
     """Address of the server."""
     weights_sha256: str | None
     """SHA-256 of its weights, where the server tells it."""
+    read_as: Options
+    """How its server reads it, `zoo.runs.evaluations.policy_record`; {} where the server does not tell."""
 
     def to_json(self) -> Settings:
         """Return what the server says of the policy, as JSON values."""
@@ -88,6 +92,21 @@ class Agent:
         """The environment's tasks and conventions."""
         return find_benchmark(self.env, **benchmark_options(self.env_options))
 
+    def fetched(self) -> Agent:
+        """Return the agent with its policy here, read for its environment; downloads a Hub id that is not."""
+        if not isinstance(self.policy, PolicyRef) or self.policy.fresh:
+            return self
+        benchmark = self.benchmark
+        policy = self.policy.fetched().fitted(env_conventions(benchmark, self.env_options), benchmark.suite)
+        return replace(self, policy=policy)
+
+    @property
+    def read_as(self) -> Settings:
+        """How the policy is read, and of which weights it is; see `policy_record`."""
+        if not isinstance(self.policy, PolicyRef):
+            return {**self.policy.read_as}
+        return policy_record(self.policy, env_conventions(self.benchmark, self.env_options), self.benchmark)
+
     @property
     def episodes(self) -> tuple[StartState, ...]:
         """The start state of each episode, in the order they are played."""
@@ -116,6 +135,8 @@ def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = Fal
 
     from zoo.distributed.process_group import use_device
 
+    agent = agent.fetched()
+    sys.stdout.write(policy_line(agent.read_as) + "\n")
     torch.manual_seed(agent.seed)
     if agent.num_threads is not None:
         torch.set_num_threads(agent.num_threads)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_policies.resolver import PolicyRef
 from zoo.agents.agent import Agent, open_agent, play
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
@@ -20,7 +21,9 @@ from zoo.runs.progress import Progress
 
 def weights_of(agent: Agent) -> str | None:
     """Return the SHA-256 of the agent's weights, as their server tells it where they are served; None = not known."""
-    return agent.served.weights_sha256 if agent.served else weights_sha256(Path(agent.policy.name))
+    if not isinstance(agent.policy, PolicyRef):
+        return agent.policy.weights_sha256
+    return None if agent.policy.folder is None else weights_sha256(agent.policy.folder)
 
 
 def partial_file(output: Path) -> Path:
@@ -63,7 +66,12 @@ def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool 
 def _record(
     agent: Agent, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
 ) -> dict[str, Any]:
-    facts = {"policy": agent.policy.name, "weights_sha256": weights, "seed": agent.seed}
+    facts = {
+        "policy": agent.policy.name,
+        "weights_sha256": weights,
+        "read_as": agent.read_as,
+        "seed": agent.seed,
+    }
     return evaluation_record(
         episodes,
         envs.benchmark,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 
@@ -16,7 +15,6 @@ from zoo.config.hyperparams import acting_recipe, deep_merge
 from zoo.config.settings import Options, Settings, yaml_line
 from zoo.runs.lookup import policy_path, trained_image_size
 
-_log = logging.getLogger(__name__)
 StartOf = Callable[[str], Options]
 """Family -> the `policy` block (`zoo.config.run_config.StartWeights`) of its recipe; {} = none."""
 _NESTED = ("policy", "policy_kwargs", "env_kwargs")
@@ -128,7 +126,7 @@ def _fitting_block(ref: PolicyRef, block: Mapping[str, object], given: Mapping[s
         return {}
     if key not in ref.facts.data_sets:
         if ref.facts.data_sets and block.get("options"):
-            _log.warning(
+            ref.warn(
                 f"'{ref.name}' has no action statistics of {key}, which the recipe's start weights have; how those are "
                 f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
             )

@@ -280,7 +280,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         from zoo.imitation.loss import DemonstrationsLoss, read_frames
 
         return DemonstrationsLoss(
-            read_frames(config.bc_folders, self.policy, self.envs.benchmark, self.envs.chunk),
+            read_frames(config.bc_folders, self.policy, self.envs.benchmark),
             coef=config.bc_coef,
             batch_size=config.batch_size,
             micro_batch_size=config.micro_batch_size,

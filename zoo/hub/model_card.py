@@ -14,6 +14,7 @@ from vla_policies.registry import FAMILIES
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.settings import Options, Settings
 from zoo.evaluation.results import with_split
+from zoo.runs.evaluations import policy_line
 from zoo.runs.folder import longer
 
 _MOST_ROWS = 40
@@ -133,6 +134,8 @@ def _results(facts: CardFacts) -> str:
     if "summary" in record:
         line = with_split(record["summary"], record.get("protocol", {}).get("split"))
         lines += ["", f"Protocol: {inline(line)}. Details are in `protocol.json`."]
+    if record.get("read_as"):
+        lines += ["", f"The policy was {inline(policy_line(record['read_as']))}."]
     return "\n".join(lines)
 
 

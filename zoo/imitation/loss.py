@@ -34,7 +34,9 @@ _STREAM = 1
 
 
 def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE, *, privileged_coef: float = 0.0) -> Tensor:
-    """Return the mean over the actions that were executed, and their dims, each times its frame's weight.
+    """Return the mean over the expert's actions, and their dims, each times its frame's weight.
+
+    A flow policy learns all H actions that it predicts at once, of which it plays the first, as openpi and RLinf do.
 
     `noise` is what flow matching draws from. `privileged_coef` times the error of the policy's prediction of the
     frames' privileged vectors is added, see `PrivilegedHead.error`.
@@ -169,8 +171,8 @@ class DemonstrationsLoss:
         return add_gradients(learner, batch, self.process_group, self.micro_batch_size, coef=self.coef, last=False)
 
 
-def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | None, chunk: int) -> Frames:
-    """Return the frames of all demonstrations in `folders`, with chunks of K = `chunk` actions.
+def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | None) -> Frames:
+    """Return the frames of all demonstrations in `folders`, each with the actions that the policy learns at once.
 
     Raise `BadValue` for datasets that do not fit each other or the policy, and for a policy without an imitation loss.
     """
@@ -178,4 +180,4 @@ def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | Non
     if benchmark is not None:
         for folder in groups:
             check_rate(folder, benchmark)
-    return frames_of(fitting(groups, policy), chunk)
+    return frames_of(fitting(groups, policy), policy.backbone.imitated_steps)

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.reading import file_sha256
+from vla_gym.specs import Benchmark
+from vla_policies.checkpoint_io.json_records import to_json
+from vla_policies.checkpoint_io.manifest import TENSORS
+from vla_policies.conventions import Conventions
+from vla_policies.resolver import PolicyRef
+from zoo.config.settings import Options, Settings
 from zoo.evaluation.statistics import rate_of_rounds, rate_values
 from zoo.files import read_json
 from zoo.runs.folder import (
@@ -25,20 +31,56 @@ from zoo.runs.monitor import read_evaluation_arrays
 
 TRAINING_TENSORS = (OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE)
 """Tensors beside a policy in a checkpoint folder that are no part of it."""
+OF_WEIGHTS = ("layout", "commit", "model_sha256", "base_commit", "base_model_sha256", "notes")
+"""Entries of a `policy_record` that say which weights it was, and not how they are read."""
 _PROTOCOL = ("tasks", "own_instructions", "options")
 """Protocol entries that an evaluation and its run must have in common."""
 
 
 def weights_sha256(folder: Path) -> str | None:
-    """SHA-256 of the policy's *.safetensors in this folder; None where there are none, as for a Hub id or a family.
+    """SHA-256 of the policy's weights in this folder, heads in files of their own included; None where there are none.
 
     Every byte is read, in blocks: 0.6 s of CPU for a GB where it was measured, or as long as the disk takes.
     """
-    files = sorted(file for file in folder.glob("*.safetensors") if file.name not in TRAINING_TENSORS)
+    found = {file for pattern in TENSORS for file in folder.glob(pattern)}
+    files = sorted(file for file in found if file.name not in TRAINING_TENSORS)
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file_sha256(file)}  {file.name}\n".encode())
     return digest.hexdigest() if files else None
+
+
+def policy_record(ref: PolicyRef, env: Conventions, benchmark: Benchmark | None = None) -> Settings:
+    """Return how a policy is read, and of which weights it is, as JSON values: the entry `read_as` of every result.
+
+    `ref` is read for its environment; of weights that are fresh or not here yet, `env` says observations and actions.
+    `model_sha256` is of settings, statistics and samples of the weights, which takes no time.
+    """
+    record: Settings = {"family": ref.family, "layout": "fresh weights" if ref.fresh else "not here yet"}
+    if ref.folder is not None and ref.model is not None:
+        env = ref.conventions
+        maker = ref.facts.maker or ref.model.config.get("model_type") or "openpi"
+        record["layout"] = "vla-zoo" if ref.own_layout else str(maker)
+        record |= ref.backbone_class.read_as(ref.header.model)
+    spec = {} if env.action_spec is None else to_json(env.action_spec)
+    record |= {"cameras": list(env.cameras), "image_size": env.image_size, **env.lengths, **spec}
+    if benchmark is not None:
+        record |= {"state": benchmark.protocol.get("state") if env.state_dim else "none", "hz": benchmark.control_hz}
+    for name, folder in (("", ref.folder), ("base_", ref.model.folder if ref.model and ref.adapter else None)):
+        if folder is not None:
+            commit = {f"{name}commit": folder.name} if folder.parent.name == "snapshots" else {}
+            record |= {**commit, f"{name}model_sha256": ref.model_sha256(folder)}
+    return {**record, "notes": list(dict.fromkeys(ref.notes))}
+
+
+def policy_line(record: Options) -> str:
+    """Return the line of a `policy_record` with which every command that opens a policy begins."""
+    words = []
+    for name, value in record.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if name != "notes" and value not in (None, ""):
+            words.append(f"{name.replace('_', ' ')} {text[:12] if name.endswith('sha256') else text}")
+    return f"read as: {'; '.join(words)}"
 
 
 def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Mapping[str, Any] | None:

@@ -28,7 +28,7 @@ from zoo.config.settings import yaml_line
 from zoo.evaluation.robustness import draw_robustness
 from zoo.evaluation.statistics import Rate, rate_of
 from zoo.files import content_of, damaged, read_json, write_text
-from zoo.runs.evaluations import find_robustness, weights_sha256
+from zoo.runs.evaluations import find_robustness, policy_line, weights_sha256
 from zoo.runs.folder import (
     COMMAND_FILE,
     EVALUATION_FILE,
@@ -91,6 +91,7 @@ def run_page(run: RunFolder) -> str:
         unit=unit,
         duration=timedelta(seconds=round(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics))),
         machine="; ".join(str(protocol[name]) for name in ("machine", "launch") if protocol.get(name)),
+        read_as=policy_line(protocol["read_as"]) if "read_as" in protocol else "",
         recipe=None if finetuned else packaged_entry(config.algo, config.entry),
         settings={**config.env_options, **config.algo_kwargs},
         command=read_text(command) if command.is_file() else "",

@@ -12,7 +12,6 @@ from vla_gym.errors import BadValue
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.reading import read_text
 from vla_gym.specs import ActionSpec, Benchmark
-from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.resolver import PolicyRef
 from zoo.config.settings import Options, Settings
@@ -66,6 +65,8 @@ class Declaration:
     """How actions are selected, in words: "deterministic" and "sampled"."""
     weights_sha256: str | None = None
     """SHA-256 of the weights, as `vla-zoo evaluate` writes it."""
+    read_as: Options = field(default_factory=dict)
+    """How the policy is read, and of which weights it is; `zoo.runs.evaluations.policy_record`."""
 
     def __post_init__(self) -> None:
         _ = self.conventions  # raises
@@ -100,13 +101,6 @@ class Declaration:
         ]
         parts.append(f"{names['instruction']!r}: text")
         return f"{{{', '.join(parts)}}} -> 'actions': float32 [{self.chunk}, {self.action_dim}] in [-1, 1]"
-
-    def conventions_text(self) -> str:
-        """Return rotation, gripper, frame, units, image and state layout in one line, as far as they are known."""
-        spec = {} if self.action_spec is None else to_json(self.action_spec)
-        said = [f"{name} {value}" for name, value in spec.items()]
-        said += [f"state: {self.state}"] if self.state_dim and self.state else []
-        return "; ".join([*said, *([f"{self.control_hz:g} Hz"] if self.control_hz else [])]) or "not known"
 
     def options(self) -> Settings:
         """Return the keyword arguments of `make_vec` for an environment this policy can act in."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from vla_gym.registry import find_benchmark
 from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, Noise, RowNoise, SlotNoise
 from vla_policies.policy import VLAPolicy
 from zoo.agents.agent import load_policy
-from zoo.config.run_config import benchmark_options
-from zoo.runs.evaluations import weights_sha256
+from zoo.config.run_config import benchmark_options, env_conventions
+from zoo.runs.evaluations import policy_record, weights_sha256
 from zoo.serving.declaration import Declaration, ServicePlan
 from zoo.serving.protocols import ActionRequest, NoiseKey
 
@@ -60,11 +59,13 @@ def open_policy(
 ) -> LocalPolicy:
     """Load the policy, fitted to its environment where one is known, and declare it."""
     options = plan.env_options
-    policy = load_policy(plan.policy, plan.policy_kwargs, device, plan.env, options)
+    ref = plan.policy.fetched()
+    policy = load_policy(ref, plan.policy_kwargs, device, plan.env, options)
     benchmark = None if plan.env is None else find_benchmark(plan.env, **benchmark_options(options))
     conventions, size = policy.conventions, policy.conventions.image_size
     if benchmark is not None:
         size = int(options.get("image_size") or benchmark.default_image_size)
+        ref = ref if ref.fresh else ref.fitted(env_conventions(benchmark, options), benchmark.suite)
     declaration = Declaration(
         policy=plan.name,
         family=plan.policy.family,
@@ -84,7 +85,8 @@ def open_policy(
             "deterministic": policy.action_selection_text(deterministic=True),
             "sampled": policy.action_selection_text(deterministic=False),
         },
-        weights_sha256=weights_sha256(Path(plan.policy.name)),
+        weights_sha256=None if ref.folder is None else weights_sha256(ref.folder),
+        read_as=policy_record(ref, conventions, benchmark),
     )
     return LocalPolicy(policy, declaration)
 

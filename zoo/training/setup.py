@@ -36,10 +36,12 @@ from zoo.distributed.process_group import (
     check_same_command,
     join,
 )
-from zoo.files import quoted, recover_folders
-from zoo.runs.folder import RunFolder, create_run_folder, describe_machine, describe_run, locked
+from zoo.files import quoted, read_json, recover_folders
+from zoo.runs.evaluations import policy_line
+from zoo.runs.folder import PROTOCOL_FILE, RunFolder, create_run_folder, describe_machine, describe_run, locked
 from zoo.runs.progress import silent
 from zoo.training.run_plan import TrainJob
+from zoo.training.start_weights import start_record
 
 _logger = logging.getLogger(__name__)
 
@@ -166,6 +168,10 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     evaluation = {"env": config.eval_env, **config.evaluation.to_json()}
     protocol = envs.protocol() | {"machine": machine, "launch": launch_in_words(), "evaluation": evaluation}
     protocol["versions"] |= {"torch": torch.__version__}
+    read_as = start_record(config, job.policy)
+    _logger.info(policy_line(read_as))
+    former = read_json(run.path / PROTOCOL_FILE) if own is not None else {}
+    protocol["read_as"] = former.get("read_as", read_as)
     describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     return run
 

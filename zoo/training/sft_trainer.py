@@ -95,7 +95,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
-        frames, demonstrations = _learned(groups, policy, settings, envs.chunk)
+        frames, demonstrations = _learned(groups, policy, settings, policy.backbone.imitated_steps)
         groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)

@@ -12,8 +12,10 @@ from vla_policies.loading import check_checkpoint
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
 from zoo.config.run_config import RunConfig, env_conventions
+from zoo.config.settings import Settings
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_device
+from zoo.runs.evaluations import policy_record
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -56,6 +58,13 @@ def _part(label: str, name: str, revision: str | None = None, folder: Path | Non
     except BadValue as error:
         size = "of a size not known offline" if "HF_HUB_OFFLINE" in str(error) else f"of unknown size ({error})"
     return f"{label:<12} {named}: not cached, a download{mirror} {size}"
+
+
+def start_record(config: RunConfig, policy: PolicyRef) -> Settings:
+    """Return how the policy that a run starts from, or goes on with, is read; see `policy_record`."""
+    env = env_conventions(config.benchmark, config.env_options)
+    here = policy if policy.folder is None else policy.fitted(env, config.benchmark.suite)
+    return policy_record(here, env, config.benchmark)
 
 
 def check_fit(config: RunConfig, policy: PolicyRef) -> str:

@@ -20,8 +20,9 @@ from zoo.config.gym_packages import built, import_parts
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
-from zoo.files import quoted, write_text
-from zoo.runs.folder import EVALUATION_FILE, RunFolder
+from zoo.files import quoted, read_json, write_text
+from zoo.runs.evaluations import OF_WEIGHTS
+from zoo.runs.folder import EVALUATION_FILE, PROTOCOL_FILE, RunFolder
 from zoo.runs.loggers import JsonLines, TensorBoard, start_trackers
 from zoo.runs.monitor import EvaluationFile
 from zoo.runs.progress import Progress
@@ -226,6 +227,7 @@ class Trainer:
         protocol = config.evaluation
         with sampling_by(policy, protocol):
             actions = policy.action_selection_text(deterministic=not protocol.sample)
+        start = read_json(self.run.path / PROTOCOL_FILE).get("read_as", {})
         evaluated = {} if self.evaluator is None else self.evaluator.protocol
         record = evaluation_record(
             episodes,
@@ -235,7 +237,11 @@ class Trainer:
             env_protocol=evaluated or self.envs.protocol(),
             actions=actions,
             seed=config.seed,
-            facts={"num_timesteps": self.model.num_timesteps, **facts},
+            facts={
+                "num_timesteps": self.model.num_timesteps,
+                "read_as": {name: value for name, value in start.items() if name not in OF_WEIGHTS},
+                **facts,
+            },
         )
         write_text(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
         return evaluation_table(episodes, self.evaluated.tasks, record["summary"])

@@ -52,6 +52,25 @@ def policy(family: str = "nano", chunk: int = 2, **options: Any) -> VLAPolicy:
     )
 
 
+def test_a_flow_policy_learns_all_actions_that_it_predicts_at_once() -> None:
+    """Of pi0's tiny horizon of 10 two are played; the episode's 12 actions leave frame 5 seven of its ten."""
+    learner = policy("pi0", chunk=2)
+    backbone: Any = learner.backbone
+    frames = frames_of([shown(12)], backbone.imitated_steps)
+    assert frames.action_BKA.shape == (12, 10, 3)
+    assert frames.mask_BK[5].tolist() == [True] * 7 + [False] * 3
+    noise, again = (SlotNoise(0, (0, 0), np.arange(12)) for _ in range(2))
+    inputs = backbone.prepare(frames.obs)
+    action_BHD = backbone.from_env(frames.action_BKA, inputs)
+    assert torch.equal(action_BHD[:, :, :3], frames.action_BKA)
+    noise_BHD = noise.normal(*action_BHD.shape, device=action_BHD.device)
+    error_BHD = backbone.matching_loss(
+        inputs, action_BHD, noise_BHD, matching_times(noise.uniform(12, device=action_BHD.device))
+    )
+    wanted = error_BHD[:, :, :3][frames.mask_BK].mean()
+    torch.testing.assert_close(imitation_loss(learner, frames, again), wanted)
+
+
 def test_the_token_loss_is_the_mean_cross_entropy_of_what_was_executed() -> None:
     frames, learner = frames_of([shown(2)], 2), policy()
     backbone = learner.backbone
