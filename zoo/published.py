@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.paths import check_destination
+from vla_policies.checkpoint_io.hub import local_folder
 from zoo.agents.agent import Agent
 from zoo.agents.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.agent import OF_POLICY, given_settings, plan_rollout
@@ -101,7 +102,8 @@ def evaluate_published(args: argparse.Namespace) -> int:
     if own:
         print(f"besides      {yaml_line(own)}: yours, and not of the published protocol", flush=True)
     if args.dry_run:
-        print("\n".join([*_weights_lines(row, envs, args), f"hardware     the source's: {row.hardware}"]))
+        refused = _refusals(row, envs, args)
+        print("\n".join([*_weights_lines(row, envs, args), *refused, f"hardware     the source's: {row.hardware}"]))
         print("dry run      nothing was started or written")
         return 0
     for env in envs:
@@ -155,6 +157,20 @@ def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> Agent:
     flags.params = as_pairs(deep_merge(settings, key_values(args.params)))
     episodes = protocol.start_states if args.eval_episodes is None else args.eval_episodes
     return plan_rollout(flags, episodes=episodes, as_published=True)
+
+
+def _refusals(row: PublishedRow, envs: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """Return what the evaluation would refuse, as far as its files are here: stand-ins, statistics, a head."""
+    found = []
+    for env in envs:
+        name = args.policy or row.weights.get(env, "")
+        try:
+            find_benchmark(env, **row.protocol.env_kwargs)
+            if args.run or local_folder(name):
+                _plan(args, row, env)
+        except VLAZooError as error:
+            found.append(f"refused      {error}")
+    return list(dict.fromkeys(found))
 
 
 def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Namespace) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import mock_checkpoints
 from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
 from vla_gym.registry import find_benchmark
 from zoo import evaluate, published, train
@@ -99,6 +100,20 @@ def test_boxes_are_not_compared_with_published_figures(monkeypatch: pytest.Monke
     tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
     with pytest.raises(MissingDependency, match=r"published files are missing .* and stand_ins is false"):
         evaluate.run(["--published", "plate25-oft-base", "--policy", "openvla-oft", *tiny])
+
+
+def test_a_dry_run_says_what_the_run_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "RLinf-OpenVLAOFT-LIBERO-130", [], in_config=[], size="tiny")
+    assert evaluate.run(["--published", "libero-130-grpo", "--dry-run", "--policy", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"refused      '{folder}' has no action statistics" in out
+    monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
+    for name in ("MS_ASSET_DIR", "VLA_ZOO_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert evaluate.run(["--published", "plate25-oft-base", "--dry-run"]) == 0
+    assert "stand_ins is false" in capsys.readouterr().out
 
 
 def test_rows_without_weights_ask_for_yours(capsys: pytest.CaptureFixture[str]) -> None:

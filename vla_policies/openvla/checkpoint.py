@@ -75,7 +75,8 @@ def resolve(
     statistics = official["norm_stats"]
     wanted = request.unnorm_key or (own.unnorm_key if own is not None else None)
     among = statistics if wanted else {key: statistics[key] for key in trained_on}
-    chosen = choose_key(among, wanted, where, request.suite)
+    source = next((place for place in model.places if (place / STATISTICS_FILE).is_file()), folder)
+    chosen = choose_key(among, wanted, f"'{source}'", request.suite)
     if own is None:
         found_settings = _data_set_settings(chosen, statistics) | _critic_settings(folder)
         base = replace(base, **{**found_settings, **makers_settings(model, chosen)})

@@ -37,6 +37,7 @@ def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool 
     `weights` is `weights_of` the agent. An error of the kind that users meet (a policy server or a simulator that is
     gone) leaves the finished episodes in the file `partial`, and says so.
     """
+    agent = agent.fetched()
     policy, envs = open_agent(agent)
     bar = Progress(len(agent.episodes), on=progress, unit="episode")
     finished: list[EpisodeRecord] = []
