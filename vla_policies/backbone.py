@@ -286,5 +286,9 @@ class Backbone(nn.Module, ABC):
         """What the frozen parts make of B observations, batch first; `PolicyInputs.features` takes it."""
         raise NotImplementedError(f"'{self.family}' keeps no features")
 
-    def keep_features(self) -> None:
-        """Keep features from acting for the epochs of an update, where parts are frozen and nothing else was set."""
+    def set_recompute(self, on: bool) -> None:
+        """Turn activation checkpointing on or off, where the family has it (`recompute_option`)."""
+
+    def keep_features(self, max_bytes: int | None = None) -> None:
+        """Keep features from acting for the epochs of an update, where parts are frozen and nothing else was set; most
+        bytes as of `FeatureCache`."""

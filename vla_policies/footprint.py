@@ -66,6 +66,17 @@ class Footprint:
         """Parameters that train in each unit that FSDP2 gathers, without the rest of the network."""
         return [sum(p.numel() for p in unit.parameters() if p.requires_grad) for unit in units(self.backbone)[:-1]]
 
+    @cached_property
+    def features(self) -> int:
+        """Bytes of what is kept of an observation by default; 0 where nothing is."""
+        self.backbone.keep_features()
+        kept, self.backbone.kept = self.backbone.kept, None
+        if kept is None:
+            return 0
+        inputs, length = self._inputs(1)
+        with torch.no_grad(), fused_attention(), Meter(scalar=length):
+            return _bytes(list(self.backbone.features(_copy(inputs))))
+
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as the process
     def act(self, batch: int) -> int:
         """Peak bytes of deciding for `batch` observations, beyond the weights."""

@@ -333,6 +333,7 @@ class VLAPolicy(ActorCriticPolicy):
         top_k: int | None = None,
         greedy: Greedy | None = None,
         compile: bool = False,
+        cuda_graphs: bool = True,
         to_act: bool = False,
     ) -> Self:
         """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`), or from what
@@ -342,7 +343,7 @@ class VLAPolicy(ActorCriticPolicy):
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
         large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy`,
-        `verify` and `compile`: see the class. `to_act`: the policy is not to be trained, so that a published checkpoint
+        `verify`, `compile` and `cuda_graphs`: see the class. `to_act`: the policy is not to be trained, so that a published checkpoint
         opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
         `backbone_kwargs` does not say otherwise.
         """
@@ -370,6 +371,7 @@ class VLAPolicy(ActorCriticPolicy):
                 top_k=top_k,
                 greedy=greedy,
                 compile=compile,
+                cuda_graphs=cuda_graphs,
             )
         return policy.to(get_device(device))
 

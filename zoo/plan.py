@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from vla_gym.errors import BadValue
 from vla_policies.resolver import PolicyRef
@@ -15,6 +16,7 @@ from zoo.cli.arguments import OneLineParser, positive, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
+from zoo.config.hyperparams import deep_merge
 from zoo.config.memory_plan import (
     GIB,
     GPU_MEMORY,
@@ -67,7 +69,14 @@ def plan_lines(
         if policy.folder is not None:
             check_fit(config, policy)
         yield policy_line(start_record(config, policy))
+    choice = None if gpu_memory is None else plan.chosen(gpu_memory * GIB, sharded=sharded)
+    if choice is not None:
+        kwargs = deep_merge(config.policy_kwargs, {"backbone_kwargs": choice.options})
+        batch = replace(plan.batch, micro_batch_size=choice.micro_batch_size)
+        plan = replace(plan, config=replace(config, policy_kwargs=kwargs), batch=batch)
     yield from arithmetic_lines(plan, resume)
+    if choice is not None:
+        yield f"chosen       by the GPU's memory: {choice.words()}"
     yield from memory_lines(plan, sharded=sharded, passes=True)
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:
@@ -89,11 +98,11 @@ def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) 
             continue
         whose = "each rank" if plan.placement.everywhere else name
         yield f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of {whose}"
-        if where == "device" and "actor" in rank.roles:
-            yield from fastest_lines(plan, rank, size, fits=needed <= size)
+        if where == "device" and "actor" in rank.roles and needed > size:
+            yield from fastest_lines(plan, rank, size)
 
 
-def fastest_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
+def fastest_lines(plan: RunPlan, rank: Rank, size: float) -> list[str]:
     """Return the fastest settings of the same run that fit `size` GiB, unless the run has them."""
     best = fastest_fit(plan.batch, plan.config, plan.num_workers, rank, size * GIB, plan.policy)
     if best is None:
@@ -103,9 +112,8 @@ def fastest_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list
     if same and best.micro_batch_size == plan.batch.scored_at_once:
         return []
     kwargs = f' "policy_kwargs:{yaml_line({"backbone_kwargs": dict(best.options)})}"' if best.options else ""
-    which = "fastest that fits" if fits else "fits with"
     flags = f"-params micro_batch_size:{best.micro_batch_size}{kwargs}"
-    return [f"             {which}: {flags} ({best.size / GIB:.1f} GiB)"]
+    return [f"             fits with: {flags} ({best.size / GIB:.1f} GiB)"]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -121,8 +121,8 @@ def test_a_plan_chooses_what_fits(capsys: pytest.CaptureFixture[str]):
     # Weights and allowance alone are 2.01 GiB; what 16 decisions keep is 0.01 more.
     assert main(["plan", *tiny, "--gpu-memory", "2.018"]) == 0
     said = capsys.readouterr().out
-    assert "fits         device: NO" in said
-    assert "fits with: -params micro_batch_size:" in said
+    assert "chosen       by the GPU's memory: 4 decisions scored at once" in said
+    assert "fits         device: yes" in said
 
 
 def test_a_plan_of_roles_counts_each_kind_of_rank(capsys: pytest.CaptureFixture[str]):

@@ -62,8 +62,9 @@ class Settings:
     """1, or the chunk length for checkpoints whose critic has a value per action."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights (heads stay float32): "auto" is the checkpoint's own on a GPU, else float32."""
-    recompute: bool = False
-    """Activation checkpointing: keep only block inputs for the backward pass."""
+    recompute: bool | None = None
+    """Activation checkpointing: keep only block inputs for the backward pass. None: on a GPU where memory asks for it.
+    """
     cache_features: float | None = None
     """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none. None:
     PPO and GRPO keep as many as free memory allows."""

@@ -139,10 +139,13 @@ class OpenVLAFamily(LoraBackbone):
         """Projected patches of all images, `[B, M * P, D]`."""
         return self.features(inputs)[0] if inputs.features is None else inputs.features[0]
 
-    def keep_features(self) -> None:
+    def set_recompute(self, on: bool) -> None:
+        self.network.recompute = on
+
+    def keep_features(self, max_bytes: int | None = None) -> None:
         asked = self.config.settings.cache_features
         if asked is None and self.kept is None and self.network.image_encoder_frozen:
-            self.kept = FeatureCache()
+            self.kept = FeatureCache(max_bytes)
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""

@@ -185,7 +185,7 @@ class PrismaticNetwork(nn.Module):
         width = self.language_model.config.hidden_size
         self.projector = Projector(sum(tower.width for tower in towers), width, fused=len(towers) > 1)
         self.first_action_id = config.first_action_id
-        self.recompute = config.settings.recompute
+        self.recompute = bool(config.settings.recompute)
         self.freeze_unused()
 
     @property

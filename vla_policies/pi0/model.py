@@ -26,7 +26,7 @@ from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.heads import FlowHead
-from vla_policies.modules.streams import GemmaLayer, Prefix, make_norm, run_prefix, suffix_mask
+from vla_policies.modules.streams import ActionExpert, GemmaLayer, Prefix, make_norm, run_prefix, suffix_mask
 from vla_policies.pi0.checkpoint import (
     IMPLIED,
     has_time_mlp,
@@ -144,7 +144,7 @@ class Pi0Backbone(VLMFlowBackbone):
             self.vlm.requires_grad_(False)
         if not empty:
             self.vlm.to(self._vlm_dtype)
-        self.vlm.recompute = self.network.expert.recompute = self.learning.recompute_activations
+        self.set_recompute(bool(self.learning.recompute_activations))
         self._folder: Path | None = None
         reads = not self.adaptive_norm or config.preprocessing.prompt_state != "none"
         if reads and not conventions.state_dim:
@@ -156,6 +156,10 @@ class Pi0Backbone(VLMFlowBackbone):
     @property
     def vlm(self) -> VisionLanguageModel:
         return self.network.vlm
+
+    @property
+    def expert(self) -> ActionExpert:
+        return self.network.expert
 
     # Building, loading --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from vla_policies.modules.lora import merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config
-from vla_policies.smolvla.network import SmolVLANetwork, VisionLanguageModel, initialise
+from vla_policies.smolvla.network import Expert, SmolVLANetwork, VisionLanguageModel, initialise
 from vla_policies.smolvla.processor import SmolVLAProcessor, folder_tokenizer
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow.backbone import Context, VLMFlowBackbone
@@ -85,6 +85,10 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
     @property
     def vlm(self) -> VisionLanguageModel:
         return self.network.vlm
+
+    @property
+    def expert(self) -> Expert:
+        return self.network.expert
 
     # Building, loading --------------------------------------------------------------------------------
 
@@ -208,10 +212,10 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         return SmolVLAProcessor(self.conventions, preprocessing, shape, tokenizer)
 
     def finish(self) -> None:
-        learning, network = self.learning, self.network
+        learning = self.learning
         if not self.has_adapter:
             self._freeze()
-        self.vlm.recompute = network.expert.recompute = learning.recompute_activations
+        self.set_recompute(bool(learning.recompute_activations))
         if learning.cache_features and not self._prefix_is_frozen:
             raise BadValue("cache_features is for a frozen VLM; adapt the expert alone, or set cache_features: 0")
         self._reset_cache()

@@ -95,6 +95,11 @@ class VLMFlowBackbone(FlowBackbone):
     def vlm(self) -> Any:
         """The module that encodes images and text: `embed`, and `forward` to a `Prefix`."""
 
+    @property
+    @abstractmethod
+    def expert(self) -> Any:
+        """The stream that denoises."""
+
     # Building -----------------------------------------------------------------------------------------
 
     @classmethod
@@ -229,9 +234,12 @@ class VLMFlowBackbone(FlowBackbone):
     def _prefix_is_frozen(self) -> bool:
         return self.learning.train_expert_only
 
-    def keep_features(self) -> None:
+    def set_recompute(self, on: bool) -> None:
+        self.vlm.recompute = self.expert.recompute = on
+
+    def keep_features(self, max_bytes: int | None = None) -> None:
         if self.learning.cache_features is None and self.kept is None and self._prefix_is_frozen:
-            self.kept = FeatureCache()
+            self.kept = FeatureCache(max_bytes)
 
     @property
     def _vlm_dtype(self) -> torch.dtype:

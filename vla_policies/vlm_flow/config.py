@@ -118,8 +118,9 @@ class FlowLearning:
     """Hidden features of Flow-Noise's network."""
     train_expert_only: bool = True
     """Freeze the VLM: its pass then keeps no activations."""
-    recompute_activations: bool = False
-    """Keep only the layers' inputs while training and run the layers again in the backward pass."""
+    recompute_activations: bool | None = None
+    """Keep only the layers' inputs while training and run the layers again in the backward pass. None: on a GPU where
+    memory asks for it."""
     cache_features: float | None = None
     """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none. None:
     PPO and GRPO keep as many as free memory allows."""

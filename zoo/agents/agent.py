@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # they bring torch
 
     from vla_policies.policy import VLAPolicy
 
-_HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile")
+_HOW_TO_OPEN = ("temperature", "top_k", "greedy", "compile", "cuda_graphs")
 """Of `policy_kwargs`, what `PolicyRef` does not say."""
 
 

@@ -196,6 +196,9 @@ def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Foot
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
+    option = family_class(family).recompute_option
+    if option is not None and config.backbone_kwargs.get(option) is not None:
+        options[option] = config.backbone_kwargs[option]
     conventions = replace(env_conventions(config.benchmark, config.env_options), action_spec=None)
     return _footprint(family, conventions, json.dumps(options, sort_keys=True))
 
@@ -254,7 +257,8 @@ def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank, policy: PolicyR
         return []
     lines = _weight_needs(counted, config, rank)
     if rank.passes:
-        lines += [_busiest(counted, plan, config, rank), Need("device", "allowance: CUDA, cuBLAS", ALLOWANCE_BYTES)]
+        lines += _peaks(counted, plan, config, rank)
+        lines.append(Need("device", "allowance: CUDA, cuBLAS", ALLOWANCE_BYTES))
     return lines
 
 
@@ -291,13 +295,15 @@ def _sharded_sizes(counted: Footprint, num_ranks: int) -> dict[str, int]:
     }
 
 
-def _busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) -> Need:
-    """Return the largest of what acting, an update's passes and the optimiser's step hold at their peak."""
-    found = {}
+def _peaks(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) -> list[Need]:
+    """Return the largest of what acting, an update's passes and the optimiser's step hold at their peak, and what
+    acting's graphs hold beside the others."""
+    found, acting = dict[str, int](), 0
     if "rollout" in rank.roles:
         offloaded = config.offload_idle and "actor" in rank.roles
         moved = 3 * counted.trained if offloaded else 0
-        found[f"acting for {plan.envs_per_stage}"] = max(counted.act(plan.envs_per_stage) - moved, 0)
+        acting = max(counted.act(plan.envs_per_stage) - moved, 0)
+        found[f"acting for {plan.envs_per_stage}"] = acting
     if "actor" in rank.roles:
         micro = plan.scored_at_once
         passes = counted.update(micro, accumulates=plan.batch_share > micro)
@@ -305,7 +311,11 @@ def _busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank)
         step = counted.step()
         found["the optimiser's step"] = -(-step // rank.num_learners) if rank.sharded else step
     what = max(found, key=lambda name: found[name])
-    return Need("device", f"at the peak, {what}", found[what])
+    lines = [Need("device", f"at the peak, {what}", found[what])]
+    if len(found) > 1 and acting:
+        most = max(size for name, size in found.items() if not name.startswith("acting"))
+        lines.append(Need("device", "acting's CUDA graphs beside it", min(acting, most)))
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,18 +329,33 @@ class Fit:
     size: int
     """Bytes of a rank's GPU with them."""
 
+    def words(self) -> str:
+        """The settings in words."""
+        again = ["activations computed again" if on else "activations kept" for on in self.options.values()]
+        return ", ".join([f"{self.micro_batch_size} decisions scored at once", *again])
+
 
 def fastest_fit(
-    plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, size: float, policy: PolicyRef | None = None
+    plan: BatchPlan,
+    config: RunConfig,
+    num_workers: int,
+    rank: Rank,
+    size: float,
+    policy: PolicyRef | None = None,
+    *,
+    given: bool = False,
 ) -> Fit | None:
     """Return the fastest settings of the same computation that fit `size` bytes; None where none do.
 
     Activations are recomputed only where fewer than `ENOUGH` decisions at once fit without.
+
+    :param given: whether what the run itself says stands: of the decisions the most, of activations what it says.
     """
     option = family_class(config.family).recompute_option if config.family in FAMILIES else None
-    share, best = plan.batch_share, None
+    share, best = plan.scored_at_once if given else plan.batch_share, None
     sizes = [*(2**power for power in range((share - 1).bit_length())), share]
-    for options in [{}] if option is None else [{option: False}, {option: True}]:
+    fixed = option is None or (given and config.backbone_kwargs.get(option) is not None)
+    for options in [{}] if fixed else [{option: False}, {option: True}]:
         changed = replace(config, policy_kwargs=deep_merge(config.policy_kwargs, {"backbone_kwargs": options}))
 
         def needed(micro: int, run: RunConfig = changed) -> int:
@@ -343,3 +368,24 @@ def fastest_fit(
         if micro >= min(ENOUGH, share):
             break
     return best
+
+
+def chosen_settings(
+    plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, size: float, policy: PolicyRef | None = None
+) -> Fit | None:
+    """Return what the run takes of a GPU with `size` free bytes: at most the decisions at once that it names, and its
+    activations as it says, if it does. None if its policy is not counted.
+
+    Where features are kept, a quarter is left to them, or less where they need less.
+    """
+    counted = policy_footprint(config, policy)
+    if counted is None:
+        return None
+    wanted = counted.features * plan.decisions_per_env * plan.buffer_width
+    room = size - min(wanted, size / 4)
+    found = fastest_fit(plan, config, num_workers, rank, room, policy, given=True)
+    if found is not None:
+        return found
+    option = counted.backbone.recompute_option  # the least that it can do
+    options = {} if option is None or config.backbone_kwargs.get(option) is not None else {option: True}
+    return Fit(micro_batch_size=1, options=options, size=int(size))

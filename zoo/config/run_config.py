@@ -131,6 +131,8 @@ class PolicyOptions(TypedDict, total=False):
     """Deterministic action token: the likeliest, or the one nearest the mean."""
     compile: bool
     """Whether the network is compiled with torch.compile."""
+    cuda_graphs: bool
+    """Whether a GPU's decisions are launched as CUDA graphs."""
     value_lr: Positive | None
     """The critic's learning rate; null: the policy's."""
     optimizer_kwargs: OptimizerOptions

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
@@ -32,6 +33,7 @@ from zoo.training.setup import (
     run_log,
     splitting_pays,
     training_share,
+    use_memory,
 )
 from zoo.training.trainer import Trainer
 
@@ -163,6 +165,7 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
     plan = replace(plan, config=job.config).with_stages(accelerator=device.type != "cpu")
     stages = process_group.all_gather_object(plan.batch.num_stages)[plan.placement.rollout[0]]
     plan = replace(plan, batch=replace(plan.batch, num_stages=stages))
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     cleanup.enter_context(run_log(writes=process_group.rank == plan.placement.actor[0]))
     log_plan(plan, job.resume)
     if plan.placement.everywhere:
@@ -185,6 +188,8 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
         if not isinstance(part, VLAOnPolicyAlgorithm):
             return part
         model = part
+    if free is not None:
+        use_memory(model, plan, free)
     if job.checkpoint is not None:
         load_checkpoint(model, job.checkpoint)
     run = open_run_folder(job, model.envs, model.process_group, cleanup)

@@ -17,7 +17,16 @@ from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, resolve_policy
 from zoo.config.batch_plan import BatchPlan, choose_stages, solve
-from zoo.config.memory_plan import ROLES, Rank, check_quantization, need_lines, needs, policy_footprint
+from zoo.config.memory_plan import (
+    ROLES,
+    Fit,
+    Rank,
+    check_quantization,
+    chosen_settings,
+    need_lines,
+    needs,
+    policy_footprint,
+)
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
@@ -105,6 +114,11 @@ class RunPlan:
             accelerator=accelerator,
         )
         return replace(self, batch=replace(self.batch, num_stages=stages))
+
+    def chosen(self, size: float, *, sharded: bool) -> Fit | None:
+        """Return what a rank that learns takes of a GPU with `size` free bytes, see `chosen_settings`."""
+        rank = next(rank for _, rank in ranks(self, sharded=sharded) if "actor" in rank.roles)
+        return chosen_settings(self.batch, self.config, self.num_workers, rank, size, self.policy)
 
 
 def checkpoint_policy(config: RunConfig, checkpoint: Path) -> PolicyRef:

@@ -29,7 +29,7 @@ from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.gym_packages import asked_packages, built, import_parts
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import build_schedule
-from zoo.distributed.fsdp import fsdp_requested, launch_in_words
+from zoo.distributed.fsdp import fsdp_requested, launch_in_words, will_shard
 from zoo.distributed.process_group import (
     ProcessGroup,
     check_device,
@@ -40,7 +40,7 @@ from zoo.files import quoted, read_json, recover_folders
 from zoo.runs.evaluations import policy_line
 from zoo.runs.folder import PROTOCOL_FILE, RunFolder, create_run_folder, describe_machine, describe_run, locked
 from zoo.runs.progress import silent
-from zoo.training.run_plan import TrainJob
+from zoo.training.run_plan import RunPlan, TrainJob
 from zoo.training.start_weights import start_record
 
 _logger = logging.getLogger(__name__)
@@ -128,6 +128,21 @@ def splitting_pays(policy: VLAPolicy, num_envs: int) -> bool:
 
     spaces: Any = policy.observation_space
     return seconds(num_envs // 2) <= HALF_PAYS * seconds(num_envs)
+
+
+def use_memory(model: VLAOnPolicyAlgorithm, plan: RunPlan, free: int) -> None:
+    """Choose what the run does not say itself for a GPU that had `free` bytes before the model came: decisions scored
+    at once and whether activations are computed again, the same on every rank, and room for kept features."""
+    free, backbone = min(model.process_group.all_gather_object(free)), model.policy.backbone
+    choice = plan.chosen(free, sharded=will_shard())
+    if choice is None:
+        return
+    model.micro_batch_size = choice.micro_batch_size  # type: ignore[attr-defined]
+    for on in choice.options.values():
+        backbone.set_recompute(bool(on))
+    if not will_shard():
+        backbone.keep_features(max(0, free - choice.size))
+    _logger.info(f"chosen       by the GPU's free memory: {choice.words()}")
 
 
 def policy_arguments(config: RunConfig, policy: PolicyRef) -> dict[str, Any]:

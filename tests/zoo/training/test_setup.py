@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 from vla_policies import VLAPolicy
-from zoo.training.setup import splitting_pays
+from zoo.config.memory_plan import Rank, needs, total
+from zoo.distributed.process_group import ProcessGroup
+from zoo.train import parser, resolve_new_run
+from zoo.training.run_plan import RunPlan
+from zoo.training.setup import splitting_pays, use_memory
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,18 @@ def test_environments_are_split_where_half_of_them_decide_faster(
 
     monkeypatch.setattr(policy, "predict_with_noise", predict)
     assert splitting_pays(policy, 8) == pays
+
+
+@pytest.mark.parametrize(("spare", "micro", "recompute"), [(0, 16, False), (-1, 8, False), (-(2**28), 1, True)])
+def test_what_a_run_does_not_say_follows_from_free_memory(spare: int, micro: int, recompute: bool) -> None:
+    options = {"size": "tiny", "lora": {"rank": 4, "targets": ["q_proj"]}}
+    settings = ["chunk:8", "n_steps:2", "batch_size:32", f"policy_kwargs:{{backbone_kwargs: {options}}}"]
+    config = resolve_new_run(parser().parse(["--env", "Toy-Reach", "--policy", "openvla-oft", "-params", *settings]))
+    plan = RunPlan.resolve(config)
+    whole = total(needs(plan.batch, config, plan.num_workers, Rank()), "device")
+    policy = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs=options, device="cpu")
+    model: Any = SimpleNamespace(policy=policy, process_group=ProcessGroup(), micro_batch_size=None)
+    # 16 decisions, of 4 patches each, 64 float16 numbers wide, are kept: 8 KiB beside what the plan counts.
+    use_memory(model, plan, whole + 16 * 4 * 64 * 2 + spare)
+    assert (model.micro_batch_size, policy.backbone.network.recompute) == (micro, recompute)
+    assert policy.backbone.kept.max_bytes >= 0
