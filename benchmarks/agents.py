@@ -35,6 +35,8 @@ from zoo.runs.folder import folder_name
 ALGORITHMS = ("ppo", "grpo")
 _COLLECT = "collect"
 """Name of the step that collects, or how the names of several begin."""
+_WORDS = "words"
+"""Name of the step in which a policy's words begin anew."""
 _STOPPED = "stopped and saved"
 """Last words of `zoo.sft` and `zoo.train` when they were stopped; exit code 0."""
 _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
@@ -69,6 +71,8 @@ class AgentRecipe:
     """`--privileged-coef` of `zoo.sft`."""
     paraphrases: str = ""
     """`--paraphrases` of `zoo.sft`, from the root of a checkout; none by default."""
+    words_updates: int = 0
+    """Updates that follow at half the rate: its words begin anew, as `words: wordllama`, with the paraphrases."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -110,20 +114,24 @@ class Workshop:
         recipe, env = self.recipe, ("--env", self.recipe.env)
         datasets = [self._show(name, part) for name, part in self.parts().items()]
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
+        learned = (*env, "--dataset", *datasets, "--eval-episodes", 0)
+        others = flags_of(paraphrases=recipe.paraphrases)
         self.step(
             "sft",
             "sft",
-            *env,
-            "--dataset",
-            *datasets,
+            *learned,
             "-n",
             recipe.sft_updates,
-            "--eval-episodes",
-            0,
-            *flags_of(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
+            *flags_of(privileged_coef=recipe.privileged_coef),
+            *(() if recipe.words_updates else others),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
         )
+        if recipe.words_updates:
+            anew = ("-n", recipe.words_updates, "--learning-rate", 5e-4, "--policy", self._last(self.run("sft")))
+            where = ("--seed", recipe.seed, "-f", self.folder / _WORDS, "--num-threads", 1)
+            words = params_of([*recipe.params, "policy_kwargs:{backbone_kwargs: {words: wordllama}}"])
+            self.step(_WORDS, "sft", *learned, *anew, *others, *where, *words)
         self.evaluate("sft")
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *recipe.validation)
@@ -148,13 +156,17 @@ class Workshop:
 
     def run(self, stage: str) -> Path:
         """Run folder of a training."""
+        stage = f"{_WORDS}/sft" if stage == _WORDS else stage
         return self.folder / stage / f"{folder_name(self.recipe.env)}_1"
 
     def policy(self, stage: str) -> Path:
         """Folder of the policy that a stage ended with: the newest checkpoint, or the best by `validation`."""
+        if stage == "sft" and self.recipe.words_updates:
+            stage = _WORDS
         run = self.run(stage)
-        if self.recipe.validation and stage in ALGORITHMS:
-            return run / "best"
+        return run / "best" if self.recipe.validation and stage in ALGORITHMS else self._last(run)
+
+    def _last(self, run: Path) -> Path:
         steps = sorted((run / "checkpoints").glob("step_*"), key=lambda one: int(one.name[5:]))
         return steps[-1] if steps else run / "best"
 
@@ -272,7 +284,7 @@ def table(shops: Sequence[Workshop]) -> str:
     for shop in shops:
         costs = shop.costs()
         collected = sum(seconds for name, seconds in costs.items() if name.startswith(_COLLECT))
-        start, taught = shop.comparison("sft").before, (collected + costs["sft"]) / 60
+        start, taught = shop.comparison("sft").before, (collected + costs["sft"] + costs.get(_WORDS, 0.0)) / 60
         shown = f"{sum(part.demonstrations for part in shop.parts().values())} | {_rate(start)}"
         if not shop.recipe.algorithms:
             lines.append(f"| {shop.recipe.env} | SFT alone | {shown} | | | | {taught:.1f} |")

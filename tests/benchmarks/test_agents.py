@@ -89,6 +89,20 @@ def test_parts_of_other_environments_are_collected_by_themselves_and_learned_tog
     assert reach["-o"] != push["-o"]
 
 
+def test_words_that_begin_anew_are_learned_after_the_rest_and_shipped_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: dict[str, tuple[object, ...]] = {}
+    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
+    shop = Workshop(replace(RECIPE, words_updates=7, paraphrases="words.yml", algorithms=("ppo",)), tmp_path)
+    shop.train()
+    first, words, ppo = (dict(pairwise(map(str, commands[name]))) for name in ("sft", "words", "ppo"))
+    assert "--paraphrases" not in first
+    assert (words["-n"], words["--paraphrases"], words["--policy"]) == ("7", "words.yml", str(shop.run("sft") / "best"))
+    assert words["-params"] == "policy_kwargs:{backbone_kwargs: {words: wordllama}}"
+    assert ppo["--policy"] == str(shop.policy("sft")) == f"{words['-f']}/sft/Toy-Reach_1/best"
+
+
 def test_every_shipped_agent_is_of_its_recipe() -> None:
     shipped = 0
     for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
@@ -102,6 +116,9 @@ def test_every_shipped_agent_is_of_its_recipe() -> None:
         for name, _, value in (one.partition(":") for one in recipe.sft_params):
             if name == "policy_kwargs":
                 wanted = {**wanted, **yaml.safe_load(value)["backbone_kwargs"]}
-        assert (made["n_timesteps"], made["seed"], kept) == (recipe.sft_updates, recipe.seed, wanted), recipe.env
-        assert made["algo_kwargs"].get("privileged_coef", 0.0) == recipe.privileged_coef, recipe.env
+        updates, coef = recipe.sft_updates, recipe.privileged_coef
+        if recipe.words_updates:
+            updates, coef, wanted = recipe.words_updates, 0.0, {"words": "wordllama"}
+        assert (made["n_timesteps"], made["seed"], kept) == (updates, recipe.seed, wanted), recipe.env
+        assert made["algo_kwargs"].get("privileged_coef", 0.0) == coef, recipe.env
     assert shipped > 15
