@@ -188,3 +188,17 @@ def test_rounds_are_paired_by_start_state(tmp_path: Path, capsys: pytest.Capture
     assert run(["--before", before, "--after", once, "--rounds", "1"]) == 0
     with pytest.raises(BadValue, match="--rounds 3 is more than the 2 that were played; at most --rounds 2"):
         run(["--before", before, "--after", after, "--rounds", "3"])
+
+
+def test_sides_that_were_read_differently_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name, noise, commit in (("a_1.json", "fixed", "1"), ("b_1.json", "random", "2")):
+        files.append(write(tmp_path / name, "xx--"))
+        record = json.loads(Path(files[-1]).read_text())
+        read_as = {"family": "pi0", "eval_noise": noise, "commit": commit}
+        Path(files[-1]).write_text(json.dumps({**record, "read_as": read_as}))
+    assert run(files) == 0
+    out = capsys.readouterr().out
+    assert "warning: the two sides had other readings of the policy" in out
+    assert "'eval_noise fixed' before, 'eval_noise random' after" in out
+    assert "commit" not in out
