@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from vla_gym.errors import BadValue
 from vla_policies.resolver import PolicyRef
 from zoo.cli.arguments import OneLineParser, positive, processes
 from zoo.cli.main import guarded
@@ -60,8 +59,6 @@ def plan_lines(
     gpu_memory = args.gpu_memory or GPU_MEMORY.get(args.gpu)
     plan = RunPlan.resolve(config, args.ranks, policy).with_stages(accelerator=gpu_memory is not None)
     sharded = args.fsdp and args.ranks > 1
-    if args.fsdp and not plan.placement.everywhere:
-        raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config)
     if policy is not None:
         from zoo.training.start_weights import check_fit, start_record

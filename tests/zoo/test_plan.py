@@ -145,10 +145,6 @@ def test_a_placement_says_how_many_ranks_there_are(capsys: pytest.CaptureFixture
         ("--env Toy-Reach --num-envs 60 --ranks 8", "Nearest allowed: --num-envs 56 or 64"),
         ("--env Toy-Reach --gpu-memory many", "--gpu-memory: must be a number, got 'many'"),
         ("--env Toy-Reach --rank 8", "did you mean '--ranks'?"),
-        (
-            "--env Toy-Reach --num-envs 8 --ranks 2 --fsdp --placement env=0-1,rollout=0-1,actor=1",
-            "FSDP shards over all processes",
-        ),
     ],
 )
 def test_misfits_are_one_line(capsys: pytest.CaptureFixture[str], flags: str, says: str):

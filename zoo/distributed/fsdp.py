@@ -31,6 +31,8 @@ from zoo.distributed.process_group import lost_ranks
 MASTER = "master"
 """Name in an optimiser's state of a weight in float32 that the policy acts on in less."""
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
+REDUCE_DTYPE = "VLA_ZOO_REDUCE_DTYPE"
+"""Environment variable: bf16 sums gradients in the precision that the weights have, half the bytes of float32."""
 
 
 def fsdp_requested(environment: Mapping[str, str] = os.environ) -> bool:
@@ -60,7 +62,7 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
     # Old log-probabilities, advantages and the loss are not cast: 16 bits would move a ratio by per cents.
     configured = plugin.mixed_precision_policy or MixedPrecisionPolicy()
     precision = replace(configured, output_dtype=None, cast_forward_inputs=False)
-    if precision.reduce_dtype is not None:
+    if precision.reduce_dtype is not None and os.environ.get(REDUCE_DTYPE, "fp32") != "bf16":
         precision = replace(precision, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mp_policy": precision}
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
@@ -73,10 +75,30 @@ def will_shard(environment: Mapping[str, str] = os.environ) -> bool:
     return fsdp_requested(environment) and int(environment.get("WORLD_SIZE", "1")) > 1
 
 
+def num_replicas(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many groups of ranks share the weights, each all of them (HSDP), by the launcher's
+    `parallelism_config`; raises `BadValue` for one that is not `dp_replicate_size` x `dp_shard_size` processes."""
+    if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
+        return 1
+    sizes = {
+        name: int(environment.get(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+    }
+    replicas, shards, *others = sizes.values()
+    if max(others) > 1 or replicas * shards != int(environment.get("WORLD_SIZE", "1")):
+        raise BadValue(
+            f"parallelism_config of accelerate gives {sizes}, of {environment.get('WORLD_SIZE', '1')} processes. "
+            "Allowed: dp_replicate_size x dp_shard_size processes, all others 1"
+        )
+    return replicas
+
+
 def launch_in_words(environment: Mapping[str, str] = os.environ) -> str:
     """Return the launcher's part of how a run learns: "8 processes, sharded (FSDP2), bf16"; "1 process" without one."""
     count = int(environment.get("WORLD_SIZE", "1"))
-    parts = [f"{count} process{'es' if count > 1 else ''}", "sharded (FSDP2)" if will_shard(environment) else ""]
+    kind = "" if num_replicas(environment) == 1 else f", {num_replicas(environment)} replicas"
+    sharded = f"sharded (FSDP2{kind})" if will_shard(environment) else ""
+    parts = [f"{count} process{'es' if count > 1 else ''}", sharded]
     precision = environment.get(_PRECISION, "no")
     return ", ".join(part for part in (*parts, "" if precision == "no" else precision) if part)
 
@@ -168,6 +190,20 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
         group["params"] = [sharded[name] for name in members]
     for name, values in state.items():
         optimizer.state[sharded[name]] = {key: shard_like(sharded[name], value) for key, value in values.items()}
+
+
+def fits_whole(module: nn.Module, gathered: torch.dtype | None) -> bool:
+    """Whether half of a GPU's free memory holds a sharded module's weights, `gathered` in that precision, and their
+    float32 gradients whole: they may then stay so from one micro-batch to the next. Always on a CPU.
+
+    Gathered and summed for every micro-batch, the weights of 7B parameters are 50 GB of traffic each time.
+    """
+    parameters = list(module.parameters())
+    if parameters[0].device.type != "cuda" and not torch.cuda.is_available():
+        return True
+    size = sum(one.numel() * (gathered or one.dtype).itemsize for one in parameters)
+    size += sum(4 * one.numel() for one in parameters if one.requires_grad)
+    return size <= torch.cuda.mem_get_info()[0] / 2
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import patch_environment
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from vla_gym.errors import BadValue
 from zoo.distributed.fsdp import (
+    fits_whole,
     fsdp_requested,
     learning_copy,
+    num_replicas,
     shard,
     sharding_settings,
     sync_weights,
@@ -60,13 +62,17 @@ class Learner:
         # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
         # The algorithm has placed the policy on its device already.
-        self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp])
+        # Replicas of shards are `_mesh`'s; Accelerate would refuse them on CPUs.
+        with patch_environment(ACCELERATE_USE_PARALLELISM_CONFIG="false"):
+            self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp])
         self.own_precision = self.accelerator.mixed_precision != "no"
         """Whether scoring has another precision than acting, so that a rollout must be scored again first."""
-        self.sharded = fsdp_requested() and self.accelerator.num_processes > 1
+        self.sharded = fsdp_requested() and self.accelerator.num_processes > 1 and (group is None or group.size() > 1)
         """Whether the policy that learns is a second one, sharded over the ranks."""
+        self._gathers_once = False
+        self._scorer: Any = scorer
         if self.sharded:
-            self._scorer: nn.Module = self._shard(scorer, group)
+            self._shard(scorer, group)
             optimizer = scorer.policy.optimizer
         else:
             self._scorer = self._replicated(scorer, group)
@@ -94,14 +100,27 @@ class Learner:
             return DistributedDataParallel(prepared, process_group=group, find_unused_parameters=True)
         return prepared
 
-    def _shard(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
-        if group is not None:
-            raise BadValue("FSDP shards over all processes; leave --placement out, or use a DDP configuration")
+    def _shard(self, scorer: Scorer, group: dist.ProcessGroup | None) -> None:
         scorer.policy = learning_copy(scorer.policy)
-        mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
         settings = sharding_settings(self.accelerator.mixed_precision)
-        shard(scorer, scorer.policy.optimizer, mesh, **settings)
-        return scorer
+        shard(scorer, scorer.policy.optimizer, self._mesh(group), **settings)
+        if fits_whole(scorer, settings["mp_policy"].param_dtype):
+            self.gather_once()
+
+    def gather_once(self) -> None:
+        """Leave sharded weights and their gradients whole from the first micro-batch of a minibatch to the last."""
+        self._gathers_once = True
+        self._scorer.set_reshard_after_forward(reshard_after_forward=False)
+
+    def _mesh(self, group: dist.ProcessGroup | None) -> DeviceMesh:
+        """Return the ranks that share the weights: `[shards]`, or `[replicas, shards]`."""
+        kind = self.accelerator.device.type
+        if group is not None:
+            return DeviceMesh.from_group(group, kind)
+        replicas, size = num_replicas(), self.accelerator.num_processes
+        if replicas == 1:
+            return init_device_mesh(kind, (size,))
+        return init_device_mesh(kind, (replicas, size // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
 
     def serves(self, policy: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this is the learner of `policy` and `optimizer`."""
@@ -115,8 +134,13 @@ class Learner:
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
-        """Context manager for scoring and going backward; ranks exchange gradients with the `last` micro-batch only."""
-        # A sharded gradient has room for one shard only, so each micro-batch's is sent at once.
+        """Context manager for scoring and going backward; ranks exchange gradients with the `last` micro-batch only.
+
+        Sharded weights are gathered once, too, and dropped with the last; with each micro-batch where memory is short.
+        """
+        if self._gathers_once:
+            self._scorer.set_requires_gradient_sync(last)
+            self._scorer.set_reshard_after_backward(last)
         whole_gradient = nullcontext() if last or self.sharded else self.accelerator.no_sync(self._scorer)
         with lost_ranks(), whole_gradient:
             yield

@@ -187,7 +187,7 @@ def ranks(plan: RunPlan, *, sharded: bool = False, passes: bool = True) -> list[
     return [
         (
             f"each of {len(found)} ranks that {' and '.join(_DOES[role] for role in ROLES if role in roles)}",
-            Rank(roles=roles, num_learners=learners, passes=passes),
+            Rank(roles=roles, num_learners=learners, sharded=sharded and learners > 1, passes=passes),
         )
         for roles, found in kinds
     ]

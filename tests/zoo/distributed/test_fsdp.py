@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.zoo.launching import TOY, first_checkpoint, free_port, only_run, same_tensors, train, updates
+from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, free_port, only_run, same_tensors, train, updates
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo.distributed.fsdp import (
     check_learnable,
     learning_copy,
+    num_replicas,
     offloaded_state,
     shard,
     sharding_settings,
@@ -63,6 +65,55 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int
         folder = tmp_path / str(processes)
         train(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP)
         same_updates(updates(only_run(folder)), updates(alone)[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallelism", "placement"),
+    [((2, 2), "all"), pytest.param(None, "env=0,rollout=1,actor=2-3", marks=pytest.mark.thorough)],
+)
+def test_replicas_of_shards_and_the_ranks_that_learn_make_the_update_of_one(
+    parallelism: tuple[int, int] | None, placement: str, tmp_path: Path
+) -> None:
+    config = yaml.safe_load((CONFIGS / "two_nodes_fsdp2.yaml").read_text())
+    for name in ("main_process_ip", "main_process_port", "rdzv_backend"):
+        del config[name]
+    config["num_machines"] = 1
+    sizes = config.pop("parallelism_config")
+    if parallelism is not None:
+        names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
+        assert sizes.keys() == set(names)
+        config["parallelism_config"] = dict(zip(names, parallelism, strict=True))
+    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(config))
+    arguments = [*RUN, "--placement", placement, "-f", str(tmp_path / "four"), "-params", *PARAMS, POLICY]
+    train(4, arguments, config=str(tmp_path / "launch.yaml"))
+    alone, four = train_in(tmp_path / "alone", 1), only_run(tmp_path / "four")
+    same_updates(updates(alone), updates(four))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        same_tensors(first_checkpoint(alone), first_checkpoint(four), file, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_a_minibatch_gathers_its_weights_once_and_sums_its_gradients_once(kind: str) -> None:
+    script = Path(__file__).with_name("fake_group.py")
+    done = subprocess.run([sys.executable, str(script), kind], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Four blocks of 256 x 256 + 256 numbers; gathered in bfloat16, summed in float32. Each of sixteen ranks, or of
+    # eight in each replica, is left with its part.
+    numbers = 4 * (256 * 256 + 256)
+    parts = 16 if kind == "fsdp" else 8
+    found = json.loads(done.stdout)
+    assert found.pop("allgather_base") == [4, 2 * numbers]
+    assert found.pop("reduce_scatter_base") == [4, 4 * numbers // parts]
+    assert found == ({} if kind == "fsdp" else {"allreduce": [4, 4 * numbers // parts]})
+
+
+@pytest.mark.parametrize("sizes", [{"dp_replicate_size": 2, "dp_shard_size": 4}, {"dp_shard_size": 8, "tp_size": 2}])
+def test_a_parallelism_that_is_not_all_processes_is_refused(sizes: dict[str, int]) -> None:
+    names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    environment = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "WORLD_SIZE": "16", **names}
+    with pytest.raises(BadValue, match="parallelism_config"):
+        num_replicas(environment)
 
 
 @pytest.mark.slow
