@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks.sleeping_toy import sleeping_benchmark
+from benchmarks.sleeping_toy import sleeping_batch, sleeping_benchmark
 from vla_gym import make_vec
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.types import ActionSample
@@ -67,6 +67,15 @@ def sleeping(stages: int, *, num_envs: int = 8, workers: int = 2, seconds: float
         envs.close()
 
 
+def sleeping_physics(stages: int, *, num_envs: int = 8, seconds: float = 0.005, rows: int = 16) -> float:
+    """The same of physics that move all slots of a stage at once, in this process."""
+    envs = make_vec(sleeping_batch(seconds=seconds), num_envs, chunk=CHUNK, num_workers=0, pipeline_stages=stages)
+    try:
+        return decisions_per_second(envs.as_sb3(), sleeping_act(seconds * CHUNK), rows)
+    finally:
+        envs.close()
+
+
 def libero(stages: int, *, num_envs: int = 4, rows: int = 24) -> float:
     """Decisions per second of LIBERO-Spatial, task 0, and nano, as `zoo.train` collects them."""
     envs = make_vec("LIBERO-Spatial/0", num_envs, chunk=8, image_size=128, pipeline_stages=stages)
@@ -104,6 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
     compare("sleeping simulator and policy, 8 slots, 2 workers", sleeping, (1, 2, 4), args.rounds)
+    compare("sleeping GPU physics and policy, 8 slots", sleeping_physics, (1, 2), args.rounds)
     if args.libero:
         compare("LIBERO-Spatial/0 and nano, 4 slots", libero, (1, 2), args.rounds)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import numpy as np
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
 from vla_gym.registry import register_benchmark
 from vla_gym.simulator import SimStep
-from vla_gym.specs import Benchmark
+from vla_gym.specs import Benchmark, StartState, Task
+from vla_gym.workers.batch_pool import BatchStep
 
 
 class SleepingToy(ToyReach):
@@ -25,6 +28,61 @@ class SleepingToy(ToyReach):
         """See `vla_gym.simulator.Simulator.step`."""
         time.sleep(self._seconds)
         return super().step(action_A * 0.0)
+
+
+class SleepingBatch:
+    """As many such toys as one batch, as GPU physics is: a step takes `seconds` for each of them."""
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        image_size: int,
+        cameras: tuple[str, ...],
+        *,
+        num_envs: int,
+        num_workers: int,
+        seconds: float,
+    ) -> None:
+        self._toys = [ToyReach(tasks, image_size, cameras) for _ in range(num_envs)]
+        self._seconds = seconds * num_envs
+
+    def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
+        """See `vla_gym.workers.batch_pool.BatchSimulator`, also for the others."""
+        return {slot: self._toys[slot].reset(start) for slot, start in starts.items()}
+
+    def step(self, action_NA: np.ndarray) -> BatchStep:
+        """See there."""
+        time.sleep(self._seconds)
+        steps = [toy.step(action_A * 0.0) for toy, action_A in zip(self._toys, action_NA, strict=True)]
+        return BatchStep(
+            reward_N=np.array([step.reward for step in steps]),
+            success_N=np.array([step.success for step in steps]),
+            terminated_N=np.array([step.terminated for step in steps]),
+        )
+
+    def save(self, slots: Sequence[int]) -> Any:
+        """See there."""
+        return [copy.deepcopy(self._toys[slot]) for slot in slots]
+
+    def restore(self, held: Sequence[tuple[Sequence[int], Any]]) -> None:
+        """See there."""
+        for slots, saved in held:
+            for slot, toy in zip(slots, saved, strict=True):
+                self._toys[slot] = toy
+
+    def observe(self) -> Mapping[str, np.ndarray]:
+        """See there."""
+        seen = [toy.observe() for toy in self._toys]
+        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def sleeping_batch(*, seconds: float) -> Benchmark:
+    """Toy-Reach on `SleepingBatch`."""
+    alone = sleeping_benchmark("Sleeping-Batch", seconds=seconds)
+    return dataclasses.replace(alone, simulator="benchmarks.sleeping_toy:SleepingBatch", batched=True)
 
 
 def sleeping_benchmark(env_id: str = "Sleeping-Toy", *, split: str = "train", seconds: float = 0.01) -> Benchmark:

@@ -157,9 +157,7 @@ def make_vec(
         cameras=tuple(name for name in benchmark.cameras if wrist_camera or name != "wrist_image"),
         seed=starts.seed,
         num_workers=min(check_integer("num_workers", num_workers, 0, note="0: no processes"), num_envs),
-        pipeline_stages=check_stages(
-            pipeline_stages, num_envs=num_envs, group_size=group_size, batched=benchmark.batched
-        ),
+        pipeline_stages=check_stages(pipeline_stages, num_envs=num_envs, group_size=group_size),
         autoreset_mode=autoreset_mode,
         reward=RewardRule(kind=reward, scale=_positive("reward_scale", reward_scale)),
         on_worker_error=on_worker_error,
@@ -197,7 +195,7 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     if benchmark.batched or config.num_workers == 0:
         os.environ.update(simulator_environment(benchmark, os.environ))
         if benchmark.batched:
-            return BatchPool(setup, num_workers=config.num_workers)
+            return BatchPool(setup, num_workers=config.num_workers, num_stages=config.pipeline_stages)
         return LocalPool(setup, on_worker_error=config.on_worker_error)
     environments = [
         worker_environment(benchmark, os.environ, worker=worker, num_workers=config.num_workers)
@@ -236,11 +234,9 @@ def _benchmark(env_id: str | Benchmark, split: str | None, options: Mapping[str,
     return env_id
 
 
-def check_stages(stages: int, *, num_envs: int, group_size: int, batched: bool = False) -> int:
+def check_stages(stages: int, *, num_envs: int, group_size: int) -> int:
     """Return `stages` if so many equal parts cut no group, else raise `BadValue`."""
     check_integer("pipeline_stages", stages, 1)
-    if stages > 1 and batched:
-        raise BadValue(f"these slots are simulated in one batch; pipeline_stages must be 1, got {stages}")
     part = stages * group_size
     if num_envs % part:
         near = max(part, round(num_envs / part) * part)

@@ -69,6 +69,8 @@ class Footprint:
     @cached_property
     def features(self) -> int:
         """Bytes of what is kept of an observation by default; 0 where nothing is."""
+        if self.backbone.kept is not None:
+            return 0
         self.backbone.keep_features()
         kept, self.backbone.kept = self.backbone.kept, None
         if kept is None:

@@ -343,7 +343,8 @@ class VLAPolicy(ActorCriticPolicy):
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
         large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy`,
-        `verify`, `compile` and `cuda_graphs`: see the class. `to_act`: the policy is not to be trained, so that a published checkpoint
+        `verify`, `compile` and `cuda_graphs`: see the class. `to_act`: the policy is not to be trained, so that a
+        published checkpoint
         opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
         `backbone_kwargs` does not say otherwise.
         """

@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +27,7 @@ from benchmarks.gpu.apart import Outcome, run_apart
 from benchmarks.gpu.card import Peak, card_name, data_sheet
 from benchmarks.gpu.report import markdown, with_shares
 from benchmarks.gpu.settings import Figures, Settings, Size, Skipped, settings_of
-from benchmarks.gpu.stages import STAGES, Stage, check_budget, chosen
+from benchmarks.gpu.stages import SMALL_CARD, STAGES, Stage, check_budget, chosen, limited
 from vla_gym.errors import VLAZooError
 from vla_gym.system.limits import num_cores
 
@@ -44,7 +45,7 @@ def measure(stages: Mapping[str, Stage], settings: Settings, seconds: float) -> 
         left = until - time.monotonic()
         if left > 0:
             limit = min(stage.limit, left)
-            outcome = run_apart(name, partial(stage.run, settings), limit, optional=stage.optional)
+            outcome = run_apart(name, partial(limited, stage, settings), limit, optional=stage.optional)
         else:
             outcome = Outcome(name=name, status="skipped", seconds=0.0, reason="no time was left; --minutes gives more")
         reason = f": {outcome.reason}" if outcome.reason else ""
@@ -54,7 +55,8 @@ def measure(stages: Mapping[str, Stage], settings: Settings, seconds: float) -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write, print; return the exit code."""
-    stages, seconds = chosen(arguments.stages), check_budget(arguments.minutes)
+    names = arguments.stages or (SMALL_CARD if arguments.memory else ())
+    stages, seconds = chosen(names), check_budget(arguments.minutes)
     wanted = run_apart("device", partial(_device, arguments.device), 60.0)
     if wanted.status != "measured":
         raise Skipped(wanted.reason)
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Skipped("--size full needs a CUDA device, and torch sees none; --size tiny runs on a CPU")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # as zoo.train and zoo.evaluate have it
-    settings = settings_of(size, device, num_cores())
+    settings = replace(settings_of(size, device, num_cores()), memory=arguments.memory)
     machine = dict(run_apart("machine", partial(describe, device), 60.0).figures)
     machine |= {"size": size, "device": str(device), "cores": num_cores(), "python": platform.python_version()}
     machine |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
@@ -118,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stages", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(STAGES)}; or a kind")
     made.add_argument("-o", "--out", type=Path, default=Path("gpu-results"), help="folder of gpu.json and gpu.md")
     made.add_argument("--device", default="auto", help="cuda, cuda:1, cpu")
+    made.add_argument("--memory", type=float, metavar="GIB", help="act as a card of so much memory")
     made.add_argument("--minutes", type=float, default=10.0, help="for all stages together")
     return made
 

@@ -10,6 +10,7 @@ from benchmarks.gpu.card import Peak
 
 TITLES = {
     "peaks": "The card, measured",
+    "train": "Iterations of PPO",
     "act": "Acting",
     "update": "One PPO step",
     "int8": "One PPO step over frozen weights in 8 bits",
@@ -29,9 +30,11 @@ def with_shares(outcomes: Sequence[Outcome], peak: Peak | None) -> list[dict[str
     for outcome in outcomes:
         record = outcome.to_json()
         if peak is not None and outcome.name != "peaks":
-            for rate, (share, bound) in SHARES.items():
-                if rate in outcome.figures:
-                    record["figures"][share] = float(outcome.figures[rate]) / getattr(peak, bound)
+            for name, value in outcome.figures.items():
+                rate = name.rpartition(", ")[2]
+                if rate in SHARES:
+                    share, bound = SHARES[rate]
+                    record["figures"][name.replace(rate, share)] = float(value) / getattr(peak, bound)
         records.append(record)
     return records
 
@@ -66,7 +69,7 @@ def _shown(name: str, value: float | int | str | None) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if name.startswith("of peak"):
+    if "of peak" in name:
         return f"{value:.1%}"
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"

@@ -35,6 +35,8 @@ class Settings:
     """Simulators of a benchmark, each in a worker of its own."""
     batched_envs: int
     """Slots of GPU physics."""
+    memory: float | None = None
+    """GiB of the card that a stage may take; None = all."""
 
 
 def settings_of(size: Size, device: torch.device, cores: int) -> Settings:

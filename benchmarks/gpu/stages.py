@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.gpu import card, policies, simulators
+import torch
+
+from benchmarks.gpu import card, policies, simulators, training
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.settings import Figures, Settings
 from vla_gym.errors import BadValue, unknown_name
@@ -31,8 +33,10 @@ def peaks(settings: Settings) -> Figures:
     return {"FLOP/s": found.flops, "bytes/s": found.bandwidth, "source": found.source}
 
 
+TRAINED = [family for family in ("openvla-oft", "pi0", "smolvla", "nano") if family in MODELS]
 STAGES: dict[str, Stage] = {
     "peaks": Stage(run=peaks, limit=60),
+    **{f"train:{family}": Stage(run=partial(training.training, family), limit=150) for family in TRAINED},
     **{f"act:{family}": Stage(run=partial(policies.acting, family), limit=120) for family in MODELS},
     **{f"update:{family}": Stage(run=partial(policies.update, family), limit=120) for family in MODELS},
     **{
@@ -50,6 +54,16 @@ STAGES: dict[str, Stage] = {
     },
 }
 """The most asked-for figures first, should time run out."""
+SMALL_CARD = ("update:openvla-oft", "nf4:openvla-oft", "update:pi0", "update:smolvla", "train:openvla-oft")
+"""What `--memory` runs where no stages are named."""
+
+
+def limited(stage: Stage, settings: Settings) -> Figures:
+    """Run a stage in the memory that it may take."""
+    if settings.memory is not None and settings.device.type == "cuda":
+        whole = torch.cuda.get_device_properties(settings.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory * 2**30 / whole), settings.device)
+    return stage.run(settings)
 
 
 def chosen(names: Sequence[str]) -> dict[str, Stage]:

@@ -34,7 +34,7 @@ class ScriptedBatch:
         self._count_N = np.zeros(num_envs, dtype=int)
         self.calls: list[str] = []
         self.resets: list[Mapping[int, StartState]] = []
-        self.closed = False
+        self.closed, self.restores = False, 0
 
     def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
         self.calls.append("reset")
@@ -56,8 +56,10 @@ class ScriptedBatch:
         assert list(slots) == sorted(slots)
         return self._count_N[list(slots)].copy()
 
-    def restore(self, slots: Sequence[int], saved: Any) -> None:
-        self._count_N[list(slots)] = saved
+    def restore(self, held: Sequence[tuple[Sequence[int], Any]]) -> None:
+        self.restores += 1
+        for slots, saved in held:
+            self._count_N[list(slots)] = saved
 
     def observe(self) -> Mapping[str, np.ndarray]:
         self.calls.append("observe")
@@ -106,9 +108,10 @@ class ToyBatch:
     def save(self, slots: Sequence[int]) -> Any:
         return [copy.deepcopy(self._toys[slot]) for slot in slots]
 
-    def restore(self, slots: Sequence[int], saved: Any) -> None:
-        for slot, toy in zip(slots, saved, strict=True):
-            self._toys[slot] = toy
+    def restore(self, held: Sequence[tuple[Sequence[int], Any]]) -> None:
+        for slots, saved in held:
+            for slot, toy in zip(slots, saved, strict=True):
+                self._toys[slot] = toy
 
     def observe(self) -> Mapping[str, np.ndarray]:
         observations = [toy.observe() for toy in self._toys]

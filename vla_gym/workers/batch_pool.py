@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,8 +60,8 @@ class BatchSimulator(Protocol):
     def save(self, slots: Sequence[int]) -> Any:
         """Present state of some slots."""
 
-    def restore(self, slots: Sequence[int], saved: Any) -> None:
-        """Put the same slots back into their saved state."""
+    def restore(self, held: Sequence[tuple[Sequence[int], Any]]) -> None:
+        """Put slots back into the state that `save` gave of them, as often as it was asked; no slot comes twice."""
 
     def observe(self) -> Mapping[str, np.ndarray]:
         """Render every slot now: `{"image": u8[N, H, W, 3], "wrist_image": ..., "state": f32[N, S]}`."""
@@ -88,21 +91,52 @@ class _Row:
 
 
 class BatchPool(Pool):
-    """Over one `BatchSimulator` in this process; a failure ends all slots, always."""
+    """Over a `BatchSimulator` for each stage, in this process; a failure ends all slots, always.
 
-    def __init__(self, setup: SubEnvSetup, *, num_workers: int) -> None:
+    Several stages run each in a thread of its own, and `send` returns at once.
+    """
+
+    def __init__(self, setup: SubEnvSetup, *, num_workers: int, num_stages: int = 1) -> None:
         self._setup = setup
         self.memory = SlotMemory(setup.memory)
-        self._batch = _build(setup, num_workers)
-        self._rows = [_Row() for _ in range(setup.memory.num_slots)]
-        self._envs = [SubEnv(row, setup.tasks, setup.rule, setup.memory.observation) for row in self._rows]
-        self._running: set[int] = set()
-        """Slots in the middle of an episode."""
+        size = setup.memory.num_slots // num_stages
+        workers = max(1, num_workers // num_stages) if num_workers else 0
+        self._stages = [
+            _Stage(setup, self.memory, range(first, first + size), workers)
+            for first in range(0, setup.memory.num_slots, size)
+        ]
+        self._threads = [ThreadPoolExecutor(1) for _ in self._stages] if num_stages > 1 else []
+        self._sent: deque[list[Future[dict[int, Report]]]] = deque()
         self._closed = False
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
+        if self._threads:
+            own = [[command for command in commands if command.slot in stage.slots] for stage in self._stages]
+            running = zip(self._threads, self._stages, own, strict=True)
+            self._sent.append([thread.submit(stage.run, part) for thread, stage, part in running if part])
+            return PendingCommands(commands)
+        with self._closed_on_failure(commands):
+            return PendingCommands(commands, self._stages[0].run(commands) if commands else {})
+
+    def receive(self, pending: PendingCommands) -> list[Report]:
+        if self._threads:
+            with self._closed_on_failure(pending.commands):
+                for reports in self._sent.popleft():
+                    pending.reports.update(reports.result())
+        return pending.ordered_reports()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            for thread in self._threads:
+                thread.shutdown()
+            for stage in self._stages:
+                stage.close()
+
+    @contextmanager
+    def _closed_on_failure(self, commands: Sequence[Command]) -> Iterator[None]:
         try:
-            return PendingCommands(commands, self._run(commands) if commands else {})
+            yield
         except VLAZooError:
             self.close()
             raise
@@ -111,21 +145,34 @@ class BatchPool(Pool):
             what = describe_commands(self._setup, commands)
             raise WorkerFailed(f"{what}: {type(error).__name__}: {error}") from error
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._batch.close()
 
-    def _run(self, commands: Sequence[Command]) -> dict[int, Report]:
+class _Stage:
+    """The `slots` of one simulator, whose rows count from 0."""
+
+    def __init__(self, setup: SubEnvSetup, memory: SlotMemory, slots: range, num_workers: int) -> None:
+        self.slots = slots
+        self.memory = memory
+        self._batch = _build(setup, len(slots), num_workers)
+        self._rows = [_Row() for _ in slots]
+        self._envs = [SubEnv(row, setup.tasks, setup.rule, setup.memory.observation) for row in self._rows]
+        self._running: set[int] = set()
+        """Rows in the middle of an episode."""
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def run(self, commands: Sequence[Command]) -> dict[int, Report]:
+        first = self.slots.start
+        commands = [dataclasses.replace(command, slot=command.slot - first) for command in commands]
         parts: dict[int, list[Report]] = {command.slot: [] for command in commands}
         self._begin([command for command in commands if command.kind == "replay"], parts)
         self._advance([command for command in commands if command.kind != "reset"], parts)
         # After the steps, which would move them.
         self._begin([command for command in commands if command.kind == "reset"], parts)
         observation = self._batch.observe()
-        for slot in parts:
-            self.memory.write(slot, {key: observation[key][slot] for key in self.memory.observation})
-        return {slot: _joined(reports) for slot, reports in parts.items()}
+        for row in parts:
+            self.memory.write(first + row, {key: observation[key][row] for key in self.memory.observation})
+        return {first + row: _joined(reports) for row, reports in parts.items()}
 
     def _begin(self, commands: Sequence[Command], parts: Mapping[int, list[Report]]) -> None:
         starts = {command.slot: command.start for command in sorted(commands, key=lambda command: command.slot)}
@@ -166,18 +213,18 @@ class BatchPool(Pool):
                 del left[slot]
             if over and left:
                 held.append((sorted(over), self._batch.save(sorted(over))))
-        for slots, saved in held:
-            self._batch.restore(slots, saved)
+        if held:
+            self._batch.restore(held)
 
 
-def _build(setup: SubEnvSetup, num_workers: int) -> BatchSimulator:
+def _build(setup: SubEnvSetup, num_envs: int, num_workers: int) -> BatchSimulator:
     layout = setup.memory.observation
     try:
         batch: BatchSimulator = pkgutil.resolve_name(setup.simulator)(
             setup.tasks,
             layout.image_size,
             layout.cameras,
-            num_envs=setup.memory.num_slots,
+            num_envs=num_envs,
             num_workers=num_workers,
             **setup.simulator_kwargs,
         )

@@ -13,6 +13,7 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv
 from vla_gym.checks import check_vla_env
+from vla_gym.errors import WorkerFailed
 from vla_gym.registry import find_benchmark
 
 Make = Callable[..., VLAVectorEnv]
@@ -20,7 +21,7 @@ STILL = np.zeros((3, 5, 2), dtype=np.float32)
 
 
 def batch_of(envs: VLAVectorEnv) -> ScriptedBatch:
-    return envs.pool._batch  # type: ignore[attr-defined, no-any-return]
+    return envs.pool._stages[0]._batch  # type: ignore[attr-defined, no-any-return]
 
 
 def plain(value: Any) -> Any:
@@ -32,9 +33,10 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("schedule", ["grid", "random"])
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedule: str) -> None:
+def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedule: str, stages: int) -> None:
     """Tasks of 3, 7 and 12 steps, K = 5: slots end in the middle of chunks, at different times, and begin anew."""
     options: dict[str, Any] = {
         "chunk": 5,
@@ -43,13 +45,28 @@ def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedul
         "reward": "step_penalty",
     }
     alone = make(scripted_benchmark(horizon=11), 3, **options)
-    batch = make(batched_benchmark(horizon=11), 3, **options)
+    batch = make(batched_benchmark(horizon=11), 3, **options, pipeline_stages=stages)
     assert plain(batch.reset(seed=4)) == plain(alone.reset(seed=4))
     for decision in range(9):
         assert plain(batch.step(STILL)) == plain(alone.step(STILL)), decision
         if mode == "disabled" and alone.finished.any():
             again = {"reset_mask": alone.finished}
             assert plain(batch.reset(options=again)) == plain(alone.reset(options=again))
+
+
+def test_slots_that_wait_are_put_back_at_once(make: Make) -> None:
+    envs = make(batched_benchmark(), 3, chunk=12)
+    envs.reset()
+    envs.step(np.zeros((3, 12, 2), dtype=np.float32))  # over after 3, 7 and 12 steps
+    assert batch_of(envs).restores == 1
+
+
+def test_a_stage_that_fails_ends_all_of_them(make: Make) -> None:
+    envs = make(batched_benchmark(failure="raise"), 3, chunk=5, pipeline_stages=3)
+    envs.reset()
+    with pytest.raises(WorkerFailed, match="ZeroDivisionError: the arm fell off"):
+        envs.step(np.ones((3, 5, 2), dtype=np.float32))
+    assert all(stage._batch.closed for stage in envs.pool._stages)  # type: ignore[attr-defined]
 
 
 def test_a_decision_draws_once_after_everything(make: Make) -> None:

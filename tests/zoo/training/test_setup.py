@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_policies import VLAPolicy
+from zoo.cli.run_flags import resolve_new_run
 from zoo.config.memory_plan import Rank, needs, total
 from zoo.distributed.process_group import ProcessGroup
-from zoo.train import parser, resolve_new_run
+from zoo.train import parser
 from zoo.training.run_plan import RunPlan
 from zoo.training.setup import splitting_pays, use_memory
 
@@ -43,7 +44,7 @@ def test_what_a_run_does_not_say_follows_from_free_memory(spare: int, micro: int
     whole = total(needs(plan.batch, config, plan.num_workers, Rank()), "device")
     policy = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs=options, device="cpu")
     model: Any = SimpleNamespace(policy=policy, process_group=ProcessGroup(), micro_batch_size=None)
-    # 16 decisions, of 4 patches each, 64 float16 numbers wide, are kept: 8 KiB beside what the plan counts.
-    use_memory(model, plan, whole + 16 * 4 * 64 * 2 + spare)
+    # 16 decisions, of 4 x 4 patches each, 64 bfloat16 numbers wide, are kept: 32 KiB beside what the plan counts.
+    use_memory(model, plan, whole + 16 * 16 * 64 * 2 + spare)
     assert (model.micro_batch_size, policy.backbone.network.recompute) == (micro, recompute)
     assert policy.backbone.kept.max_bytes >= 0

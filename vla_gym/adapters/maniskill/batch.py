@@ -144,7 +144,7 @@ class ManiSkillBatch:
         if self._task.name in RANDOM_SHAPES:
             self._shape({slot: self._first_seed + trial for slot, trial in zip(slots, trials, strict=True)})
         row_MD = torch.from_numpy(np.stack([row for _, row in drawn])).to(self._env.device)
-        self.restore(slots, (row_MD, torch.zeros(len(slots), device=self._env.device)))
+        self.restore([(slots, (row_MD, torch.zeros(len(slots), device=self._env.device)))])
         return {slot: state_hash for slot, (state_hash, _) in zip(slots, drawn, strict=True)}
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
@@ -164,10 +164,11 @@ class ManiSkillBatch:
         index = torch.tensor(slots, device=self._env.device)
         return self._env.get_state()[index].clone(), self._reached()[index].clone()
 
-    def restore(self, slots: Sequence[int], saved: Saved) -> None:
-        """Write states over the given slots; upstream reads rows in the slots' ascending order."""
-        env, (row_MD, reached_M) = self._env, saved
-        index = torch.tensor(slots, device=env.device)
+    def restore(self, held: Sequence[tuple[Sequence[int], Saved]]) -> None:
+        """Write states over the given slots, all at once; upstream reads rows in the slots' ascending order."""
+        env = self._env
+        index, order = torch.tensor([slot for slots, _ in held for slot in slots], device=env.device).sort()
+        row_MD, reached_M = (torch.cat(parts)[order] for parts in zip(*(saved for _, saved in held), strict=True))
         env.reset(options={"env_idx": index, "reset_to_env_states": {"env_states": row_MD}})
         self._reached()[index] = reached_M
         if self._task.name == "PlugCharger":  # upstream computes it from the receptacle at its own resets

@@ -98,7 +98,7 @@ def test_a_saved_slot_is_put_back_with_what_its_task_remembers() -> None:
             batch.step(action_A[None])
         batch._env.reached_status[:] = 0.0
         assert np.abs(state_of(batch) - before).max() > 0.01
-        batch.restore([0], saved)
+        batch.restore([([0], saved)])
         np.testing.assert_allclose(state_of(batch), before, rtol=0, atol=1e-6)
         assert batch._env.reached_status.tolist() == [1.0]
         batch.reset({0: start})
@@ -184,7 +184,7 @@ def test_rows_go_to_their_slots_and_leave_the_others(monkeypatch: pytest.MonkeyP
     outcome = batch.step(np.zeros((4, 7), dtype=np.float32))
     assert outcome.success_N.tolist() == outcome.terminated_N.tolist() == [False, True, False, False]
     assert outcome.reward_N.tolist() == [0, 1, 0, 0]
-    batch.restore([1, 2], saved)
+    batch.restore([([1, 2], saved)])
     assert env.state[:, 0].tolist() == [7.5, 7.25, 9.25, 5.25]
     assert env.seeds == []
 
