@@ -184,7 +184,9 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, object], *,
             raise BadValue(
                 "--env is missing: the server does not name one. Say where to act, e.g. --env LIBERO-Spatial"
             )
-        return _Chosen(env=env, policy=server, env_options=server.declaration.options(), policy_kwargs=kwargs)
+        own = server.declaration.options()
+        options = own if env == server.declaration.env else carried_options(env, own)
+        return _Chosen(env=env, policy=server, env_options=options, policy_kwargs=kwargs)
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
     env = args.env
