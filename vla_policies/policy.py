@@ -190,7 +190,8 @@ class VLAPolicy(ActorCriticPolicy):
         assert isinstance(space, spaces.Box)
         self.set_training_mode(False)
         # Nothing is kept of observations that no update goes over.
-        inputs = self.backbone.prepare(self.obs_to_tensor(observation)[0])
+        batch, _ = batch_observation(observation, self.conventions)
+        inputs = self.backbone.prepare(on_device(batch, self.device))
         action_BKA = self._as_actions(self._decide(inputs, deterministic, noise).action_BKA)
         return np.clip(action_BKA.numpy(), space.low, space.high)
 

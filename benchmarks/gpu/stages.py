@@ -36,7 +36,7 @@ def peaks(settings: Settings) -> Figures:
 TRAINED = [family for family in ("openvla-oft", "pi0", "smolvla", "nano") if family in MODELS]
 STAGES: dict[str, Stage] = {
     "peaks": Stage(run=peaks, limit=60),
-    **{f"train:{family}": Stage(run=partial(training.training, family), limit=150) for family in TRAINED},
+    **{f"train:{family}": Stage(run=partial(training.training, family), limit=180) for family in TRAINED},
     **{f"act:{family}": Stage(run=partial(policies.acting, family), limit=120) for family in MODELS},
     **{f"update:{family}": Stage(run=partial(policies.update, family), limit=120) for family in MODELS},
     **{

@@ -24,6 +24,8 @@ from vla_policies.registry import family_class
 ENVS = {"LIBERO": "LIBERO-Spatial/0", "ManiSkill": "ManiSkill/PickCube"}
 ITERATIONS = 3
 """The first one loads kernels, records graphs and has its arithmetic counted; the figures are the others' means."""
+NEVER = 1000
+"""Iterations between lines of the log, which would read the clock."""
 ENOUGH_MEMORY = 60.0
 """GiB of a card on which activations of OpenVLA-OFT are kept."""
 
@@ -78,19 +80,18 @@ def _iterations(family: str, env_id: str, settings: Settings) -> Figures:
         if cuda:
             torch.cuda.reset_peak_memory_stats(settings.device)
         with _counted_update(model) as counter:
-            first = _seconds(lambda: model.learn(1, log_interval=None), settings.device)
+            first = _seconds(lambda: model.learn(1, log_interval=NEVER), settings.device)
         model.clock.read(decisions=0, sim_steps=0)
         steps, synced[0] = model.num_timesteps, 0.0
 
         def rest() -> None:
             for _ in range(ITERATIONS - 1):
-                model.learn(1, log_interval=None, reset_num_timesteps=False)
+                model.learn(1, log_interval=NEVER, reset_num_timesteps=False)
 
         took = _seconds(rest, settings.device) / (ITERATIONS - 1)
         control = (model.num_timesteps - steps) / (ITERATIONS - 1)
         clock = model.clock.read(decisions=decisions, sim_steps=0)
         policy = model.policy
-        policy.graphs, policy.cuda_graphs = None, False  # kernels in graphs are not counted
         flop = rows * act_flop(policy, dict(model._last_obs)) + counter.get_total_flops()  # type: ignore[arg-type]
         figures: Figures = {
             "simulators": settings.num_envs,

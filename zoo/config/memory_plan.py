@@ -354,8 +354,9 @@ def fastest_fit(
     option = family_class(config.family).recompute_option if config.family in FAMILIES else None
     share, best = plan.scored_at_once if given else plan.batch_share, None
     sizes = [*(2**power for power in range((share - 1).bit_length())), share]
-    fixed = option is None or (given and config.backbone_kwargs.get(option) is not None)
-    for options in [{}] if fixed else [{option: False}, {option: True}]:
+    if given and option is not None and config.backbone_kwargs.get(option) is not None:
+        option = None
+    for options in [{}] if option is None else [{option: False}, {option: True}]:
         changed = replace(config, policy_kwargs=deep_merge(config.policy_kwargs, {"backbone_kwargs": options}))
 
         def needed(micro: int, run: RunConfig = changed) -> int:
