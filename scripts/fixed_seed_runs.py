@@ -33,7 +33,7 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
     """(name, module, processes, arguments) in the order they are made; later ones may read what earlier ones wrote."""
     demos, sft = folder / "demos", folder / "window-sft"
     libero = [*SHORT, "--algo", "grpo", "--env", "LIBERO-Spatial", "--eval-episodes", "2", "--save-freq", "1000"]
-    libero += ["--num-envs", "4", "-params", "group_size:4"]
+    libero += ["--policy", "nano", "--num-envs", "4", "-params", "group_size:4"]
     return [
         ("toy-ppo", "zoo.train", 1, ["--algo", "ppo", *TOY, *TOY_PPO]),
         ("toy-grpo", "zoo.train", 1, ["--algo", "grpo", *TOY, *TOY_GRPO]),

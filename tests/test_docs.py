@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 ADD_A_BENCHMARK = ROOT / "docs" / "add-a-benchmark.md"
+CUSTOMISING = ROOT / "docs" / "customising.md"
 OWN_ENVIRONMENT = ROOT / "docs" / "tutorials" / "own-environment.md"
 WRITTEN_BY_BUILDS = (ROOT / "docs" / "_build", ROOT / "docs" / "reference" / "generated")
 PAGES = [ROOT / "README.md"] + [
@@ -30,7 +32,7 @@ PAGES = [ROOT / "README.md"] + [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if not any(page.is_relative_to(folder) for folder in WRITTEN_BY_BUILDS)
 ]
-OWN_IDS = ("Slider", "Park", "Yard")
+OWN_IDS = ("Slider", "Yard")
 """Environments that a page registers itself."""
 
 
@@ -97,14 +99,25 @@ def test_your_own_gymnasium_environment(tmp_path: Path) -> None:
     page = OWN_ENVIRONMENT.read_text(encoding="utf-8")
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    check_call, by_call, check, train, evaluate = commands_of(page)
-    run(check_call, tmp_path)
-    assert "6 of" in run(by_call, tmp_path)
+    check, by_call, train, evaluate = commands_of(page)
     run(check, tmp_path)
+    assert "6 of" in run(by_call, tmp_path)
     assert "success" in run(train, tmp_path)
     assert "6 of 50 start states on 1 of 1 tasks" in run(evaluate, tmp_path)
-    (tmp_path / "library.py").write_text(python_blocks(page)[-1], encoding="utf-8")
-    run("python library.py", tmp_path)
+
+
+def test_a_reward_a_callback_and_a_network_of_one_s_own(tmp_path: Path) -> None:
+    page = CUSTOMISING.read_text(encoding="utf-8")
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    train, learn, evaluate = commands_of(page)
+    run(train, tmp_path)
+    run_folder = tmp_path / "logs" / "ppo" / "Toy-Reach_1"
+    paid = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert paid["rollout/rewards"] < 1
+    assert "Hurry" in (run_folder / "config.yml").read_text()
+    run(learn, tmp_path)
+    assert "4 of " in run(evaluate, tmp_path)
 
 
 def test_the_library_examples_of_the_first_pages(tmp_path: Path) -> None:

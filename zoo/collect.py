@@ -138,6 +138,7 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     if not attempts:
         raise BadValue(f"--skip {args.skip} leaves no start state of {source.env} to try; give a smaller number")
     progress = Progress(args.episodes, done=done.episodes, on=args.progress, unit="episode")
+    print(f"starting {source.num_envs} simulators; the first episodes end after some seconds", flush=True)
     envs, record = source.open()
     try:
         while done.episodes < args.episodes and done.tried < len(attempts):

@@ -13,10 +13,10 @@ from vla_gym.system.paths import check_destination
 from zoo.agents.agent import Agent
 from zoo.agents.measuring import keep_former, measure, partial_file, weights_of, write_or_print
 from zoo.cli.agent import plan_rollout
-from zoo.cli.arguments import OneLineParser, count
+from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_choice import chosen_run
-from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
+from zoo.cli.shared_flags import add_episodes_argument, add_policy_arguments, add_run_arguments
 from zoo.config.settings import Settings
 from zoo.evaluation.robustness import EPISODES_OF_AXIS, axes_of, robustness_table, shares, write_picture
 from zoo.evaluation.statistics import rate_of, rate_values
@@ -33,7 +33,8 @@ def parser() -> OneLineParser:
     p = OneLineParser("vla-zoo evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
     add_policy_arguments(p, default_split="with -i test, where that has start states of its own, else as trained")
     add_run_arguments(p)
-    p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
+    add_episodes_argument(p, default=None, words="all start states")
+    p.add_argument("--video", action="store_true", help="film nine of the episodes, as an mp4 beside the results")
     protocols = p.add_mutually_exclusive_group()
     protocols.add_argument(
         "--robustness",
@@ -71,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         raise BadValue("--dry-run says what --published NAME would evaluate; give a row of vla-zoo published with it")
     args.run = chosen_run(args)
+    if args.video and args.robustness:
+        raise BadValue("--video films one environment, --robustness plays several; leave one of them out")
     if args.robustness:
         return evaluate_robustness(args)
     plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True).fetched()
@@ -79,12 +82,15 @@ def run(argv: Sequence[str]) -> int:
     print(f"{plan.policy.name} on {plan.env}", flush=True)
     weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
+    video = output.with_suffix(".mp4") if args.video else None
 
-    table, record = measure(plan, weights=weights, partial=partial_file(output), progress=args.progress)
+    table, record = measure(plan, weights=weights, partial=partial_file(output), progress=args.progress, video=video)
     print(table)
     write_or_print(output, json.dumps(record, indent=2))
     kept = output.name != RESULTS_FILE and not args.output
     print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
+    if video:
+        print(f"film        {video}")
     return 0
 
 

@@ -32,6 +32,8 @@ from zoo.runs.report_page import draw_evaluations, training_curve
 X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
 Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
 _POINTS = 200
+_SHARED = 0.8
+"""Of the horizontal axis, as much must all runs of a group cover to be shown by their mean alone."""
 
 
 def parser() -> OneLineParser:
@@ -213,8 +215,11 @@ def _draw_group(
     y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if np.isfinite(y_E).any()]).reshape(
         -1, _POINTS
     )
-    # Where every run has episodes.
+    # Where every run has episodes; runs of other lengths are a line each.
     begun_P = np.isfinite(y_RP).all(axis=0)
+    if begun_P.sum() < _SHARED * np.isfinite(y_RP).any(axis=0).sum():
+        for y_P in y_RP:
+            axes.plot(point_P, y_P, color=colour, alpha=0.4, linewidth=1)
     point_P, y_RP = point_P[begun_P], y_RP[:, begun_P]
     label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
     evaluated = pooled([run.evaluations for run in runs]) if (x_axis, y_axis) == ("steps", "success") else []

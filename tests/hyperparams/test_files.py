@@ -53,6 +53,7 @@ def run_of(file: Path, key: str, folder: Path, entry: dict[str, Any] | None = No
 def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
     config = run_of(file, key, tmp_path)
     assert config.entry == key
+    assert yaml.safe_load(file.read_text())[key]["source"]
     assert config.num_envs % int(config.env_options.get("group_size", 1)) == 0
     plan = RunPlan.resolve(config)
     if key.startswith("default/"):  # counting a policy takes long

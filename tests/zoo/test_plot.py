@@ -89,6 +89,19 @@ def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     _draw_group(axes, [empty], "#000000", "grpo", x_axis="steps", y_axis="reward", window=1)
 
 
+def test_runs_of_unequal_length_are_a_line_each(logs: Path) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    short = read(RunFolder(logs / "ppo" / "Toy-Reach_1"))
+    long = dataclasses.replace(short, episodes=dataclasses.replace(short.episodes, steps=short.episodes.steps * 10))
+    _draw_group(axes, [short, long], "#000000", "ppo", x_axis="steps", y_axis="reward", window=100)
+    ends = [line.get_xdata()[np.isfinite(line.get_ydata())][-1] for line in axes.get_lines()]
+    assert len(ends) == 3
+    assert ends[1] == long.episodes.steps[-1]
+    assert ends[0] <= short.episodes.steps[-1] < ends[1]
+
+
 def vars_of(record: object) -> list[str]:
     return [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
 

@@ -14,9 +14,10 @@ from vla_policies.resolver import PolicyRef
 from zoo.agents.agent import Agent, open_agent, play
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table
+from zoo.evaluation.video import EvaluationVideo
 from zoo.files import write_text
 from zoo.runs.evaluations import weights_sha256
-from zoo.runs.progress import Progress
+from zoo.runs.progress import LOGGER, Progress
 
 
 def weights_of(agent: Agent) -> str | None:
@@ -31,14 +32,19 @@ def partial_file(output: Path) -> Path:
     return output.with_name(f"{output.stem}_partial{output.suffix}")
 
 
-def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool | None) -> tuple[str, dict[str, Any]]:
-    """Play the agent's episodes; return the table of success and the record as JSON values.
+def measure(
+    agent: Agent, *, weights: str | None, partial: Path, progress: bool | None, video: Path | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Play the agent's episodes, nine of them into an mp4 `video`; return the table of success and the record as JSON.
 
     `weights` is `weights_of` the agent. An error of the kind that users meet (a policy server or a simulator that is
     gone) leaves the finished episodes in the file `partial`, and says so.
     """
     agent = agent.fetched()
+    LOGGER.info(f"starting {agent.num_envs} simulators; the first step of each comes after some seconds")
     policy, envs = open_agent(agent)
+    sentences = [envs.benchmark.tasks[start.task_id].instruction for start in agent.episodes]
+    film, fps = EvaluationVideo(sentences, max_episodes=9 if video else 0), float(envs.metadata["render_fps"])
     bar = Progress(len(agent.episodes), on=progress, unit="episode")
     finished: list[EpisodeRecord] = []
 
@@ -49,7 +55,8 @@ def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool 
 
     actions = policy.action_selection_text(deterministic=not agent.protocol.sample)
     try:
-        episodes = play(agent, policy, envs, on_episode=on_episode)
+        with film.kept(video, fps=fps):
+            episodes = play(agent, policy, envs, on_episode=on_episode, on_frame=film.add_frame if video else None)
     except VLAZooError as error:
         if not finished:
             raise
@@ -60,6 +67,8 @@ def measure(agent: Agent, *, weights: str | None, partial: Path, progress: bool 
     finally:
         bar.close()
         envs.close()
+    if video:
+        film.write(video, fps=fps)
     record = _record(agent, envs, episodes, actions, weights)
     return evaluation_table(episodes, envs.benchmark.tasks, record["summary"]), record
 

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from vla_gym import __version__
 from vla_gym.errors import MOST_SHOWN, BadValue, VLAZooError, shortened, shown
 from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.run_config import ENV_OPTIONS, known_settings
 from zoo.config.settings import (
+    ALIASES,
     Count,
     CountOrZero,
     Options,
@@ -35,10 +37,13 @@ DEFAULT_NUM_ENVS = 4
 VERSION_TEXT = f"vla-zoo {__version__}"
 RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 """Folders of runs that hold an agent."""
-_OF_RL_ZOO3 = {
+_ELSEWHERE = {
     "hyperparams": "give -params, which takes the same key:value pairs",
     "env-kwargs": "give -params, with options of the benchmark's own inside of env_kwargs",
     "trained-agent": "give -i RUN, which goes on with it, or --policy RUN, a new run from its policy",
+    "total-timesteps": "give -n STEPS",
+    "n-envs": "give --num-envs N",
+    "n-eval-episodes": "give --eval-episodes N",
     "vec-env": "give --num-envs N, whose simulators have processes of their own where they need them",
     "optimize": "call vla-zoo optimize",
     "optimize-hyperparameters": "call vla-zoo optimize",
@@ -46,7 +51,7 @@ _OF_RL_ZOO3 = {
     "log-interval": "every update is logged, leave it out",
     "uuid": "run folders are numbered, leave it out",
 }
-"""Flag of rl_zoo3, without dashes -> what stands here in its place."""
+"""Flag of rl_zoo3 or Stable-Baselines3's examples, without dashes -> what stands here in its place."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -81,8 +86,15 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _hint(self, wrong: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]
-        if "-params" in flags and (instead := _OF_RL_ZOO3.get(wrong.lstrip("-"))):
+        name = wrong.lstrip("-")
+        if "--no-render" in flags and name in ("render", "render-mode", "headless", "video"):
+            return ": a window opens where there is a display, else the episodes become an mp4; -o FILE writes one"
+        if "-params" in flags and (instead := _ELSEWHERE.get(name)):
             return f": {instead}"
+        if "-params" in flags:
+            setting = ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
+            if setting in (known_settings("ppo") if "--resume" in flags else ENV_OPTIONS):
+                return f": give -params {setting}:VALUE"
         near = difflib.get_close_matches(wrong, flags, n=1)
         return f", did you mean '{near[0]}'?" if near else ""
 

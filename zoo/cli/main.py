@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect": ("zoo.collect", "an expert's or a policy's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
     "improve": ("zoo.improve", "rounds of collecting with a policy and learning from what it did"),
+    "envs": ("zoo.envs", "the environment ids, with their tasks and trained agents"),
+    "runs": ("zoo.list_runs", "the runs under logs/, with their success and checkpoints"),
     "published": ("zoo.published", "published result rows, and what has been reproduced here"),
     "plan": ("zoo.plan", "what a run on so many ranks and so much memory comes to, without starting it"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),

@@ -33,12 +33,14 @@ from zoo.config.tracking import Tracking
 from zoo.distributed.placement import ALL, parse_placement
 from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
-from zoo.runs.folder import RunFolder, longer
-from zoo.runs.lookup import ResumePoint, interrupted_run
+from zoo.runs.folder import RunFolder, folder_name, longer
+from zoo.runs.lookup import ResumePoint, find_agents, interrupted_run
 from zoo.runs.monitor import lacks_evaluation
 
 _TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
 """Flags of `vla-zoo train` that stand above the setting of the same name."""
+_OF_POLICY = ("policy", "policy_kwargs", "chunk", "image_size", "wrist_camera", "state")
+"""Settings that say what a policy is, sees and does, which a trained one has already."""
 _SPREAD = ("pipeline_stages", "placement", "max_staleness", "offload_idle", "rank_timeout")
 """Flags that spread the work over processes, time and memory."""
 
@@ -83,6 +85,8 @@ def open_new_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
     algo = check_algorithm(args.algo or "ppo")
     find_benchmark(args.env)
     overrides = check_settings(algo, key_values(args.params), "-params")
+    if args.policy is None and args.conf_file is None:
+        args.policy = _shipped_start(args.env, overrides)
     policy, entry, values = tuned_settings(args, algo, overrides)
     given = given_flags(args, *_TRAIN_SETTINGS)
     config = build_config(
@@ -97,6 +101,13 @@ def open_new_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
     )
     config = with_start_states(config, asked="eval_episodes" in {**overrides, **given})
     return config, policy.read_by(config.policy_kwargs)
+
+
+def _shipped_start(env: str, overrides: Settings) -> str | None:
+    """The agent that imitation made of this environment, unless settings ask for another policy or other pictures."""
+    agent = f"agents/sft/{folder_name(env)}"
+    asked = overrides.keys() & {*_OF_POLICY, "env_kwargs"}
+    return agent if not asked and agent in find_agents() else None
 
 
 def open_published(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:

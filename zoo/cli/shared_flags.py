@@ -61,7 +61,7 @@ def add_new_run_arguments(
 ) -> None:
     """Add the flags of both `train` and `sft`; `overrides` are those of `add_fields` for `RunConfig`."""
     own = {
-        "policy": {"default": "nano"},
+        "policy": {"default": "the trained agent that comes with vla-zoo for this environment, else nano"},
         "seed": {"default": "drawn and stored"},
         "eval_episodes": {"default": "the recipe's"},
         "eval_tasks": {"metavar": "ID"},
@@ -146,16 +146,24 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--load-last-checkpoint", action="store_true", help="the newest checkpoint's policy")
 
 
+def add_episodes_argument(
+    parser: argparse.ArgumentParser | argparse._MutuallyExclusiveGroup, *, default: int | None, words: str
+) -> None:
+    """Add the number of episodes that are played, by either of its names; `words` say the default."""
+    parser.add_argument(
+        *("--episodes", "--eval-episodes"),
+        type=count,
+        default=default,
+        dest="eval_episodes" if default is None else "episodes",
+        metavar="N",
+        help=f"episodes, spread over the tasks (default: {words})",
+    )
+
+
 def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
     """Add `--episodes` and rl_zoo3's `-n`."""
     length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--episodes",
-        type=count,
-        default=episodes,
-        metavar="N",
-        help="spread over the tasks (default: %(default)s)",
-    )
+    add_episodes_argument(length, default=episodes, words=str(episodes))
     length.add_argument(
         "-n",
         "--n-timesteps",

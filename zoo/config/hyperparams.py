@@ -87,12 +87,12 @@ def deep_merge(below: Mapping[str, object], above: Mapping[str, object]) -> Sett
 
 
 def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:
-    if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
-        raise BadValue(f"entry '{key}' of {where} must be a mapping with a 'source' that says where it comes from")
+    if not isinstance(entry, dict) or not isinstance(entry.get("source", ""), str):
+        raise BadValue(f"entry '{key}' of {where} must be a mapping; its 'source', if any, says where it comes from")
     values = {name: value for name, value in entry.items() if name != "source"}
     return Hyperparams(
         entry=key,
-        source=" ".join(entry["source"].split()),
+        source=" ".join(entry.get("source", "").split()),
         values=check_settings(algo, values, f"{where}, entry {key}"),
     )
 

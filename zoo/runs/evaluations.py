@@ -86,18 +86,20 @@ def policy_line(record: Options) -> str:
 def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Mapping[str, Any] | None:
     """Return the evaluation of exactly these weights, by the run's protocol and with deterministic actions.
 
-    `weights` is their SHA-256, `step` the steps they were trained for. vla-zoo evaluate's record, else training's last,
-    else its success rate alone.
+    `weights` is their SHA-256, `step` the steps they were trained for. Of vla-zoo evaluate's record and training's last
+    the one of more episodes, else the success rate alone.
     """
     results, last = run.path / RESULTS_FILE, run.path / EVALUATION_FILE
+    found = []
     if results.is_file():
         record = read_json(results)
-        if is_of_weights(record, weights) and _is_by_protocol(record, run):
-            return record
+        found += [record] if is_of_weights(record, weights) and _is_by_protocol(record, run) else []
+    if step is not None and last.is_file() and (record := read_json(last)).get("num_timesteps") == step:
+        found.append(record)
+    if found:
+        return max(found, key=lambda record: len(record.get("episodes", ())))
     if step is None:
         return None
-    if last.is_file() and (record := read_json(last)).get("num_timesteps") == step:
-        return record
     if (run.path / EVALUATIONS_FILE).is_file():
         log = read_evaluation_arrays(run.path / EVALUATIONS_FILE)
         if len(rows := log["successes"][log["timesteps"] == step]):

@@ -30,7 +30,7 @@ from zoo.config.memory_plan import (
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
-from zoo.runs.lookup import ResumePoint, agents_for
+from zoo.runs.lookup import PREFIX, ResumePoint, agents_for
 
 _logger = logging.getLogger(__name__)
 
@@ -142,6 +142,8 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
 
 def log_plan(plan: RunPlan, resume: ResumePoint | None) -> None:
     """Log what the run comes to, and what is unusual about it."""
+    if resume is None and plan.config.policy.startswith(f"{PREFIX}/"):
+        _logger.info(f"start        {plan.config.policy}, trained already; --policy nano is fresh weights")
     _logger.info("\n".join([*arithmetic_lines(plan), *memory_lines(plan)]))
     if resume is None and (sentence := hopeless_start(plan.config)) is not None:
         _logger.warning("warning: %s", sentence)

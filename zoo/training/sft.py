@@ -108,7 +108,10 @@ class SFT:
             loss = self._update(index_B, learner, total)
             if self.num_timesteps % max(1, total // _LINES) == 0 or self.num_timesteps == total:
                 seconds = time.perf_counter() - began
-                _logger.info(f"{self.num_timesteps:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
+                left = seconds * (total - self.num_timesteps) / (self.num_timesteps - total + total_timesteps)
+                _logger.info(
+                    f"{self.num_timesteps:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s, {left:.0f} s left"
+                )
             if self.process_group.any(not callback.on_step()):
                 break
             callback.on_rollout_start()

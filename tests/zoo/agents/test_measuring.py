@@ -90,6 +90,17 @@ def test_compare_plays_a_served_policy_from_the_same_start_states(
     assert "0 start states gained, 0 lost" in capsys.readouterr().out
 
 
+def test_an_evaluation_is_filmed_beside_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env", "Toy-Reach", "--policy", "nano", "--episodes", "2", "--num-envs", "1", "--device", "cpu"]
+    assert evaluate.run([*flags, "--video", "-o", str(tmp_path / "mine.json")]) == 0
+    said = capsys.readouterr().out
+    assert "starting 1 simulators" in said
+    assert said.endswith(f"film        {tmp_path}/mine.mp4\n")
+    assert (tmp_path / "mine.mp4").read_bytes()[4:8] == b"ftyp"
+    with pytest.raises(BadValue, match="--video films one environment"):
+        evaluate.run([*flags, "--video", "--robustness"])
+
+
 def test_a_record_is_of_the_weights_that_acted(tmp_path: Path) -> None:
     """A run that trains replaces its best/ between the hash of the weights and their opening."""
     argv = ["--env", "Toy-Reach", "--eval-episodes", "1", "--num-envs", "1", "--device", "cpu", "--policy"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,6 +181,9 @@ REFUSED = [
     (f"{'x' * 5000}", "xxx"),
     ("--env-kwargs image_size:64", "-params"),
     ("-optimize", "vla-zoo optimize"),
+    ("--learning-rate 1e-4", "give -params learning_rate:VALUE"),
+    ("--image-resolution 64", "give -params image_size:VALUE"),
+    ("--total-timesteps 100", "give -n STEPS"),
     ("--num-env 3", "'--num-envs'"),
     ("-params on_worker_error:foo", "on_worker_error"),
     ("-params policy_kwargs:{greedy:foo}", "policy_kwargs"),
@@ -207,6 +211,40 @@ def test_nonsense_is_refused_before_anything_starts(
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert len(said.err) < 800
     assert [one.name for one in tmp_path.iterdir()] == ["afile"]
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("enjoy --env Toy-Reach --render human", ": a window opens where there is a display, else"),
+        ("enjoy --env Toy-Reach --wrist true", "give -params wrist_camera:VALUE"),
+        ("evaluate --env Toy-Reach --learning-rate 1", "unknown argument '--learning-rate'"),
+        ("envs Nowhere-At-All", "no environment 'Nowhere-At-All'"),
+        ("runs -f nowhere", "no runs under 'nowhere'; vla-zoo train begins one"),
+    ],
+)
+def test_a_flag_of_other_libraries_gets_the_one_of_ours(
+    command: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert "-params learning_rate" not in line, "a policy that acts has none"
+
+
+def test_ids_and_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "libero-goal"]) == 0
+    goal, *perturbed = capsys.readouterr().out.splitlines()
+    assert goal.split()[:3] == ["LIBERO-Goal", "10", "tasks"]
+    assert all(line.startswith("LIBERO-Goal-") for line in perturbed)
+    shutil.copytree(Path(__file__).parents[1] / "version_0_1" / "run", tmp_path / "ppo" / "Toy-Reach_1")
+    (tmp_path / "ppo" / "Toy-Reach_2").mkdir()
+    (tmp_path / "ppo" / "Toy-Reach_2" / "config.yml").write_text("{")
+    assert main(["runs", "-f", str(tmp_path)]) == 0
+    whole, damaged = sorted(capsys.readouterr().out.splitlines())
+    assert f"{tmp_path}/ppo/Toy-Reach_1  Toy-Reach with nano, success" in whole
+    assert "checkpoints: " in whole
+    assert f"{tmp_path}/ppo/Toy-Reach_2  cannot be read: " in damaged
 
 
 def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(

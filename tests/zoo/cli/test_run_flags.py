@@ -9,6 +9,7 @@ import pytest
 
 from vla_gym.errors import BadValue, VLAZooError
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
+from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.runs.folder import create_run_folder, describe_run
 from zoo.runs.lookup import ResumePoint
@@ -85,6 +86,29 @@ def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:
     with pytest.raises(VLAZooError, match=message) as caught:
         resolve(command)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "more", "policy"),
+    [
+        ("LIBERO-Goal", [], "agents/sft/LIBERO-Goal"),
+        ("libero-goal", ["-params", "learning_rate:1.0e-5"], "agents/sft/LIBERO-Goal"),
+        ("LIBERO-Goal", ["--policy", "nano"], "nano"),
+        ("LIBERO-Goal", ["-params", "image_size:64"], "nano"),
+        ("LIBERO-Goal", ["-params", "policy_kwargs:{temperature: 2}"], "nano"),
+        ("LIBERO-Goal/1", [], "nano"),
+        ("LIBERO-90", [], "nano"),
+    ],
+)
+def test_training_starts_from_the_agent_that_comes_with_an_environment(env: str, more: list[str], policy: str) -> None:
+    args = parser().parse(["--env", env, *more])
+    import_named_packages(args)
+    assert resolve_new_run(args).policy == policy
+
+
+def test_without_agents_training_starts_from_fresh_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.cli.run_flags.find_agents", list)
+    assert resolve_new_run(parser().parse(["--env", "LIBERO-Goal"])).policy == "nano"
 
 
 def test_an_empty_policy_is_none() -> None:

@@ -52,7 +52,7 @@ def test_an_unknown_name_tells_the_nearest(text: str, names: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("default/nano: {num_envs: 1}\n", "source"),
+        ("default/nano: {source: [d]}\n", "source"),
         ("- a\n- b\n", "must map entries"),
         ("default/nano: {source: [\n", "not valid YAML"),
         ("default/nano: {source: d, num_envs: 2.5}\n", "whole number"),
