@@ -51,7 +51,7 @@ def console_script_parser() -> argparse.ArgumentParser:
 
 
 def _complete_values(action: argparse.Action) -> None:
-    if action.dest == "env":
+    if action.dest in ("env", "pattern"):
         action.choices = list_envs()
     elif action.dest in _FOLDERS:
         action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -66,14 +66,14 @@ def run(argv: Sequence[str]) -> int:
     """
     args = parser().parse(argv)
     check_alone("vla-zoo evaluate")
+    if args.video and (args.robustness or args.published):
+        raise BadValue("--video films one environment, --robustness and --published play several; leave one out")
     if args.published is not None:
         args.run = chosen_run(args) if args.run else None
         return evaluate_published(args)
     if args.dry_run:
         raise BadValue("--dry-run says what --published NAME would evaluate; give a row of vla-zoo published with it")
     args.run = chosen_run(args)
-    if args.video and args.robustness:
-        raise BadValue("--video films one environment, --robustness plays several; leave one of them out")
     if args.robustness:
         return evaluate_robustness(args)
     plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True).fetched()

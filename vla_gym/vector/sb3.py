@@ -137,7 +137,7 @@ class SB3VecEnv(VecEnv):
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
 
-def wrapped_view(env: VectorEnv[Any, Any, Any] | VecEnvWrapper) -> SB3VecEnv | None:
+def wrapped_view(env: VectorWrapper[Any, Any, Any, Any, Any] | VecEnvWrapper) -> SB3VecEnv | None:
     """Return the view of environments within wrappers, Gymnasium's or Stable-Baselines3's; None for other insides.
 
     Raises `BadValue` for wrappers that change the spaces, which say what a policy sees and does.
@@ -145,7 +145,7 @@ def wrapped_view(env: VectorEnv[Any, Any, Any] | VecEnvWrapper) -> SB3VecEnv | N
     inside: Any = env.unwrapped
     if isinstance(env, VecEnvWrapper) and isinstance(inside, SB3VecEnv):
         view = SB3VecEnv(inside.envs, RewardsOfVecEnv(inside, env))
-    elif isinstance(env, VectorEnv) and isinstance(inside, VLAVectorEnv):
+    elif isinstance(env, VectorWrapper) and isinstance(inside, VLAVectorEnv):
         view = SB3VecEnv(inside, env)
         inside.metadata["autoreset_mode"] = AutoresetMode.DISABLED
         inside = env.env

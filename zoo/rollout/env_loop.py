@@ -74,9 +74,11 @@ class EnvLoop:
         last episode. However this ends, no step is under way, and `obs` is the sub-environments' present one.
         """
         decisions = range(first_decision, first_decision + num_decisions)
+        wrapped = self._env.wrapper is not None
+        stages: Sequence[Stage | WrappedStage] = [WrappedStage(self._env)] if wrapped else self._env.envs.stages
         loops = [
             _StageLoop(stage, {key: value[stage.part] for key, value in self.obs.items()}, self._act, self._clock)
-            for stage in (self._env.envs.stages if self._env.wrapper is None else [WrappedStage(self._env)])
+            for stage in stages
         ]
         try:
             for loop in loops:

@@ -90,7 +90,7 @@ def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Ma
     the one of more episodes, else the success rate alone.
     """
     results, last = run.path / RESULTS_FILE, run.path / EVALUATION_FILE
-    found = []
+    found: list[Mapping[str, Any]] = []
     if results.is_file():
         record = read_json(results)
         found += [record] if is_of_weights(record, weights) and _is_by_protocol(record, run) else []
