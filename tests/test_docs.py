@@ -113,8 +113,8 @@ def test_a_reward_a_callback_and_a_network_of_one_s_own(tmp_path: Path) -> None:
     train, learn, evaluate = commands_of(page)
     run(train, tmp_path)
     run_folder = tmp_path / "logs" / "ppo" / "Toy-Reach_1"
-    paid = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert paid["rollout/rewards"] < 1
+    records = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert min(record.get("rollout/rewards", 0) for record in records) < 0, "steps cost something"
     assert "Hurry" in (run_folder / "config.yml").read_text()
     run(learn, tmp_path)
     assert "4 of " in run(evaluate, tmp_path)

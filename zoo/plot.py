@@ -226,7 +226,7 @@ def _draw_group(
     # Where both are drawn the evaluations are the result, and training stands behind them.
     mean_P = interquartile_mean(y_RP) if len(y_RP) else [math.nan] * len(point_P)
     axes.plot(point_P, mean_P, color=colour, label=f"{label}, training", alpha=0.5 if evaluated else 1.0)
-    if len(y_RP) > 1:
+    if len(y_RP) > 1 and len(point_P):
         low_P, high_P = interquartile_interval([y_RP])
         axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
     draw_evaluations(axes, evaluated, color=colour, fmt="o-", label=f"{label}, evaluated")
