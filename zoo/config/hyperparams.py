@@ -31,14 +31,16 @@ class Hyperparams:
 
 
 def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None = None) -> Hyperparams:
-    """Return the first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`.
+    """Return the first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`; of
+    a family of the user's, which has none, nano's.
 
     `conf_file` replaces the packaged file. Raises `BadValue` when the file cannot be read, is no
     mapping or has no fitting entry, and `UnknownName` for a setting that does not exist.
     """
     where = str(conf_file) if conf_file else f"hyperparams/{algo}.yml"
     entries = read_entries(conf_file, where) if conf_file else _packaged(algo)
-    wanted = candidate_keys(env_id, policy)
+    own_family = [] if conf_file else candidate_keys(env_id, "nano")
+    wanted = list(dict.fromkeys([*candidate_keys(env_id, policy), *own_family]))
     for key in wanted:
         if key in entries:
             return _entry(algo, key, entries[key], where)

@@ -109,7 +109,7 @@ def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Ma
 
 
 def find_robustness(run: RunFolder, weights: str | None) -> Mapping[str, Any] | None:
-    """Return what `zoo.evaluate --robustness` found of exactly these weights, by their SHA-256."""
+    """Return what `vla-zoo evaluate --robustness` found of exactly these weights, by their SHA-256."""
     file = run.path / ROBUSTNESS_FILE
     record = read_json(file) if file.is_file() else {}
     return record if is_of_weights(record, weights) else None

@@ -267,7 +267,7 @@ def success_chart(points: Sequence[EvaluationPoint], episodes: Episodes | None, 
 
 
 def robustness_chart(rates: Sequence[Rate]) -> Markup:
-    """Return a bar for each axis of `zoo.evaluate --robustness`, the unchanged environment first."""
+    """Return a bar for each axis of `vla-zoo evaluate --robustness`, the unchanged environment first."""
     with _style():
         figure = _figure(7.0, 0.8 + 0.3 * len(rates))
         draw_robustness(figure, rates)
