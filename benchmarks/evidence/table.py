@@ -57,7 +57,8 @@ def differences(trials: Sequence[Outcomes]) -> str:
         "| 95 % over seeds and start states (bootstrap) | p over seeds | p over start states, these policies (Holm) |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows, p_values = [], []
+    rows: list[list[str]] = []
+    p_values = []
     for env, of_seeds in by_env(trials).items():
         columns = columns_of(of_seeds)
         controls = [stage for stage in columns if stage in IMITATION]

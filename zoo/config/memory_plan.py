@@ -159,7 +159,7 @@ def _count_models(benchmark: Benchmark) -> int:
 
 def drawing_needs(benchmark: Benchmark, num_workers: int) -> list[Need]:
     """Return the GPU memory of the processes that render; nothing for a benchmark without a GPU renderer."""
-    if benchmark.extra not in DRAWING_BYTES:
+    if benchmark.extra is None or benchmark.extra not in DRAWING_BYTES:
         return []
     count = max(1, num_workers)
     first, per_model, most = DRAWING_BYTES[benchmark.extra]

@@ -207,5 +207,5 @@ class ManiSkillBatch:
         saved = self.save(slots)
         seeds_N = [self._first_seed if seed is None else seed for seed in needed]
         self._env.reset(seed=seeds_N, options={"reconfigure": True})
-        self.restore(slots, saved)
+        self.restore([(slots, saved)])
         self._shape_seeds = needed
