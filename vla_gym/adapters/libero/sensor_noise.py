@@ -36,7 +36,8 @@ def noisy(image_HWC: np.ndarray, noise: int, rng: np.random.RandomState) -> np.n
     """
     size = len(image_HWC)
     kind, severity = divmod(noise - 1, SEVERITIES)
-    large = image_HWC if size == SIZE else np.asarray(Image.fromarray(image_HWC).resize((SIZE, SIZE), Image.Resampling.NEAREST))
+    nearest = Image.Resampling.NEAREST
+    large = image_HWC if size == SIZE else np.asarray(Image.fromarray(image_HWC).resize((SIZE, SIZE), nearest))
     blurred: np.ndarray = KINDS[kind](large / 255.0, severity, rng)
     changed = (np.clip(blurred, 0.0, 1.0) * 255).astype(np.uint8)
     return changed if size == SIZE else np.asarray(Image.fromarray(changed).resize((size, size), Image.Resampling.BOX))
