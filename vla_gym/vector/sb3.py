@@ -170,7 +170,8 @@ class RewardsOfVecEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             return self.env.reset(seed=seed, options=options)
         self._inside._seeds[0] = seed
         self._inside.set_options(options)
-        seen, step = self._outside.reset(), self._inside.envs.last_step
+        seen: Any = self._outside.reset()
+        step = self._inside.envs.last_step
         if any(not np.array_equal(seen[key], value) for key, value in encode_instructions(step.obs).items()):
             raise BadValue(
                 f"{type(self._outside).__name__} changes observations; of a VecEnvWrapper the rewards count alone"
