@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import BadValue, shown
+from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.config.settings import LARGEST_COUNT
 from zoo.distributed.process_group import ProcessGroup
@@ -106,7 +107,11 @@ class TrainState:
     @property
     def last_obs(self) -> Any:
         """The last observation as the environment gave it."""
-        return {name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")}
+        obs = {name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")}
+        if "instruction" in obs:  # of fewer bytes in runs from before there were sentences as long as LIBERO-Plus's
+            missing = MAX_INSTRUCTION_BYTES - obs["instruction"].shape[1]
+            obs["instruction"] = np.pad(obs["instruction"], ((0, 0), (0, missing)))
+        return obs
 
     def gather(self, process_group: ProcessGroup) -> TrainState | None:
         """On rank 0 the whole run's state, sub-environments in the order one process would have; None elsewhere."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
 from zoo.distributed.process_group import ProcessGroup
 from zoo.runs.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 
@@ -115,3 +117,10 @@ def test_ranks_states_join_and_part_again():
 def test_a_state_of_another_number_of_environments_is_refused():
     with pytest.raises(BadValue, match="of 2 environments, this run has 4 on all its processes"):
         state([0, 1]).scatter(slice(0, 2), 4)
+
+
+def test_a_run_from_before_sentences_were_as_long_goes_on():
+    former = np.zeros((2, 160), np.uint8)
+    former[:, :5] = np.frombuffer(b"reach", np.uint8)
+    restored = replace(state([0, 1]), arrays=observation_arrays({"instruction": former}, None)).last_obs["instruction"]
+    assert np.array_equal(restored, np.stack([encode_instruction("reach")] * 2))
