@@ -15,7 +15,7 @@ BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
 """Of the network, and of adapters of rank 32 with the critic: docs/models.md, Memory."""
 LORA_BYTES, FULL_BYTES = 4, 2
 """Of a trained parameter and of its gradient on the wire: float32 adapters, bf16 full weights."""
-DECISION_BYTES = 197_506
+DECISION_BYTES = 197_698
 """Of one decision in the rollout buffer, one camera: `python -m zoo.plan --env LIBERO-130 --policy openvla-oft`."""
 
 

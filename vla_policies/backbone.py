@@ -73,7 +73,7 @@ class Backbone(nn.Module, ABC):
     played_options: ClassVar[Mapping[str, Any]] = {}
     """The `backbone_kwargs` with which all makers' programs let published checkpoints act."""
     length_hint: ClassVar[str] = ""
-    """What helps where actions of the environment have another length, in words."""
+    """Advice where actions of the environment have another length."""
     recompute_option: ClassVar[str | None] = None
     """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None
@@ -283,7 +283,7 @@ class Backbone(nn.Module, ABC):
     """Whether features of an observation depend on the length of the longest text beside it."""
 
     def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
-        """What the frozen parts make of B observations, batch first; `PolicyInputs.features` takes it."""
+        """Return the frozen parts' outputs for B observations, batch first; `PolicyInputs.features` takes them."""
         raise NotImplementedError(f"'{self.family}' keeps no features")
 
     def set_recompute(self, on: bool) -> None:

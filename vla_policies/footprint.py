@@ -50,10 +50,14 @@ class Footprint:
     num_trained: int
     """Parameters that train."""
 
-    def __init__(self, family: str, conventions: Conventions, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, family: str, conventions: Conventions, options: Mapping[str, Any], recompute: bool | None = None
+    ) -> None:
         complete = family_class(family).planned_options(options)
         with OnMeta(), META, built_for("cuda"):
             self.backbone = fresh_backbone(family, conventions, complete)
+            if recompute is not None:
+                self.backbone.set_recompute(recompute)
             groups = parameter_groups(self.backbone, self.backbone.value_parameters(), 1.0)
             # GPUs update all tensors at once, which holds a temporary result of each.
             self._optimizer = GroupScaledAdamW(groups, lr=1e-5, foreach=True)

@@ -27,7 +27,7 @@ MOST = 16
 """Graphs that are kept; one more drops them all."""
 
 Call = Callable[[PolicyInputs, Noise], Any]
-"""What is recorded: no uploads, no waits, the same kernels for all inputs of one size."""
+"""The recorded part: no uploads, no waits, the same kernels for all inputs of one size."""
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Records a call; returns what launches it again, and its results, which that overwrites."""
 

@@ -26,7 +26,7 @@ class PolicyInputs:
     state_BS: Tensor | None
     """Proprioception, float32; None when the policy has no state input."""
     features: tuple[Tensor, ...] | None = None
-    """What `Backbone.features` made of them, batch first; None: it is computed on the way."""
+    """Outputs of `Backbone.features`, batch first; None: they are computed on the way."""
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> PolicyInputs:
         """The same of every tensor's `function`."""

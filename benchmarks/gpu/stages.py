@@ -55,7 +55,7 @@ STAGES: dict[str, Stage] = {
 }
 """The most asked-for figures first, should time run out."""
 SMALL_CARD = ("update:openvla-oft", "nf4:openvla-oft", "update:pi0", "update:smolvla", "train:openvla-oft")
-"""What `--memory` runs where no stages are named."""
+"""Stages of `--memory` where none are named."""
 
 
 def limited(stage: Stage, settings: Settings) -> Figures:

@@ -18,7 +18,7 @@ def test_eight_gpus_with_adapters_by_hand():
     # 8 GPUs x 8 envs x 64 decisions x 8 steps; at 46.35 steps a second and core in 60 s: 11.78 cores.
     assert one.simulator_steps == 32_768
     assert one.cores == 12
-    # 12 workers of 2.2 GB and 52 further slots of 0.4 GB; 4096 decisions of 197,506 B.
+    # 12 workers of 2.2 GB and 52 further slots of 0.4 GB; 4096 decisions of 197,698 B.
     assert one.simulator_gb == pytest.approx(47.2)
     assert one.columns_gb == pytest.approx(0.809, abs=1e-3)
     # 112,991,744 parameters of 4 B: 0.452 GB; eight steps of 2 x 7/8 of it; one copy.

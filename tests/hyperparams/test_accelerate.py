@@ -14,6 +14,7 @@ WANTED = {
     "one_node": ("MULTI_GPU", 1, 8, "no"),
     "one_node_fsdp2": ("FSDP", 1, 8, "bf16"),
     "two_nodes": ("MULTI_GPU", 2, 16, "no"),
+    "two_nodes_fsdp2": ("FSDP", 2, 16, "bf16"),
 }
 
 

@@ -34,7 +34,11 @@ class StandInPolicy(VLAPolicy):
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.optimizer = torch.optim.SGD(self.parameters(), lr=lr_schedule(1))
         backbone: Any = SimpleNamespace(
-            continuous=False, step_values=False, has_adapter=False, conventions=SimpleNamespace(chunk=CHUNK)
+            continuous=False,
+            step_values=False,
+            has_adapter=False,
+            conventions=SimpleNamespace(chunk=CHUNK),
+            keep_features=lambda: None,
         )
         self.backbone = backbone
 

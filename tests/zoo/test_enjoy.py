@@ -58,7 +58,8 @@ def test_without_a_display_the_episodes_become_a_video(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zoo.enjoy.open_window", lambda title, *, fps: None)
     assert enjoy.run([*TOY, "--policy", "nano", "--episodes", "3"]) == 0
-    title, *told, summary, filmed = capsys.readouterr().out.splitlines()
+    read_as, title, *told, summary, filmed = capsys.readouterr().out.splitlines()
+    assert read_as.startswith("read as: family nano; ")
     assert title.endswith("nano on Toy-Reach")
     assert [line.split(":")[0] for line in told] == [
         "1/3 reach the red block",

@@ -196,18 +196,16 @@ def policy_footprint(config: RunConfig, policy: PolicyRef | None = None) -> Foot
         options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
-    option = family_class(family).recompute_option
-    if option is not None and config.backbone_kwargs.get(option) is not None:
-        options[option] = config.backbone_kwargs[option]
+    recompute = config.backbone_kwargs.get(family_class(family).recompute_option or "")
     conventions = replace(env_conventions(config.benchmark, config.env_options), action_spec=None)
-    return _footprint(family, conventions, json.dumps(options, sort_keys=True))
+    return _footprint(family, conventions, json.dumps(options, sort_keys=True), recompute)
 
 
 @functools.lru_cache(maxsize=32)
-def _footprint(family: str, conventions: Conventions, options: str) -> Footprint:
+def _footprint(family: str, conventions: Conventions, options: str, recompute: bool | None) -> Footprint:
     from vla_policies.footprint import Footprint
 
-    return Footprint(family, conventions, json.loads(options))
+    return Footprint(family, conventions, json.loads(options), recompute)
 
 
 def trains_in_16_bits(config: RunConfig, policy: PolicyRef | None = None) -> bool:

@@ -39,7 +39,7 @@ def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
         ("state", np.array([0.0, -1e300])),
         ("instruction", None),
         ("instruction", ""),
-        ("instruction", "caf\u00e9"),
+        ("instruction", "na\u00efve"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(declaration: Declaration, key: str, value: Any) -> None:

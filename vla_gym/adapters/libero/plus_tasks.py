@@ -56,7 +56,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What the name of a task says."""
+    """A task's parts, as its name gives them."""
 
     axis: str
     """Key of `AXES`. A name may change several things: the sentence counts first, then noise, then the arm."""
