@@ -2,7 +2,7 @@
 
     python scripts/ray_train.py --num-processes 16 -- --algo ppo --env LIBERO-130 --policy openvla-oft -f /shared/logs
     python scripts/ray_train.py --num-processes 4 --gpus-per-process 0 -- --env Toy-Reach          # on CPUs
-    python scripts/ray_train.py --num-processes 16 --max-restarts 3 -- ... --resume auto           # survives the loss of a node
+    python scripts/ray_train.py --num-processes 16 --max-restarts 3 -- ... --resume auto      # survives a lost node
 
 The cluster is the running one (`ray start`, or RAY_ADDRESS), else this machine. Every node needs vla-zoo and the same
 log folder. An actor that fails, or whose node is lost, ends the others; with `--max-restarts` they begin again, and
