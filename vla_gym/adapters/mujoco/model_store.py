@@ -8,6 +8,8 @@ MuJoCo's file format is not assumed: pieces are located by content.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import logging
 import os
@@ -143,7 +145,15 @@ def load(folder: Path, blobs: Path, *, painted: bool = True) -> tuple[mujoco.MjM
         model = mujoco.MjModel.from_binary_path(f"/dev/fd/{image}")
     finally:
         os.close(image)
+    if trim := _malloc_trim():
+        trim(0)  # MuJoCo freed a copy of the file; small allocations would soon pin it in the heap
     return model, {piece.texture: piece.file(blobs) for piece in pieces if piece.texture >= 0 and piece.blob}
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The function of glibc that gives free memory back to the system, where there is one."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def read_piece(file: Path) -> bytes:
