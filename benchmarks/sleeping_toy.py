@@ -30,8 +30,8 @@ class SleepingToy(ToyReach):
         return super().step(action_A * 0.0)
 
 
-class SleepingBatch:
-    """As many such toys as one batch, as GPU physics is: a step takes `seconds` for each of them."""
+class ToyBatch:
+    """Toy-Reach's own simulators as one batch, as GPU physics is."""
 
     def __init__(
         self,
@@ -41,10 +41,11 @@ class SleepingBatch:
         *,
         num_envs: int,
         num_workers: int,
-        seconds: float,
+        **options: Any,
     ) -> None:
-        self._toys = [ToyReach(tasks, image_size, cameras) for _ in range(num_envs)]
-        self._seconds = seconds * num_envs
+        self._toys = [ToyReach(tasks, image_size, cameras, **options) for _ in range(num_envs)]
+        for toy in self._toys:
+            toy.reset(StartState(task_id=0, trial_id=0))
 
     def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
         """See `vla_gym.workers.batch_pool.BatchSimulator`, also for the others."""
@@ -52,12 +53,11 @@ class SleepingBatch:
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         """See there."""
-        time.sleep(self._seconds)
-        steps = [toy.step(action_A * 0.0) for toy, action_A in zip(self._toys, action_NA, strict=True)]
+        outcomes = [toy.step(action_A) for toy, action_A in zip(self._toys, action_NA, strict=True)]
         return BatchStep(
-            reward_N=np.array([step.reward for step in steps]),
-            success_N=np.array([step.success for step in steps]),
-            terminated_N=np.array([step.terminated for step in steps]),
+            reward_N=np.array([outcome.reward for outcome in outcomes]),
+            success_N=np.array([outcome.success for outcome in outcomes]),
+            terminated_N=np.array([outcome.terminated for outcome in outcomes]),
         )
 
     def save(self, slots: Sequence[int]) -> Any:
@@ -72,11 +72,24 @@ class SleepingBatch:
 
     def observe(self) -> Mapping[str, np.ndarray]:
         """See there."""
-        seen = [toy.observe() for toy in self._toys]
-        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+        observations = [toy.observe() for toy in self._toys]
+        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class SleepingBatch(ToyBatch):
+    """A batch that does not move: a step takes `seconds` for each of the toys."""
+
+    def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seconds = seconds * len(self._toys)
+
+    def step(self, action_NA: np.ndarray) -> BatchStep:
+        """See there."""
+        time.sleep(self._seconds)
+        return super().step(action_NA * 0.0)
 
 
 def sleeping_batch(*, seconds: float) -> Benchmark:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 from scripted_simulator import scripted_benchmark
 
-from vla_gym.adapters.toy import ToyReach
 from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.workers.batch_pool import BatchStep
 
@@ -75,50 +73,6 @@ def batched_benchmark(**options: Any) -> Benchmark:
     """`scripted_benchmark(**options)` run by a `ScriptedBatch`."""
     alone = scripted_benchmark(**options)
     return dataclasses.replace(alone, simulator="scripted_batch:ScriptedBatch", batched=True)
-
-
-class ToyBatch:
-    """Toy-Reach's own simulators, moved together."""
-
-    def __init__(
-        self,
-        tasks: tuple[Task, ...],
-        image_size: int,
-        cameras: tuple[str, ...],
-        *,
-        num_envs: int,
-        num_workers: int,
-        **options: Any,
-    ) -> None:
-        self._toys = [ToyReach(tasks, image_size, cameras, **options) for _ in range(num_envs)]
-        for toy in self._toys:
-            toy.reset(StartState(task_id=0, trial_id=0))
-
-    def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
-        return {slot: self._toys[slot].reset(start) for slot, start in starts.items()}
-
-    def step(self, action_NA: np.ndarray) -> BatchStep:
-        outcomes = [toy.step(action_A) for toy, action_A in zip(self._toys, action_NA, strict=True)]
-        return BatchStep(
-            reward_N=np.array([outcome.reward for outcome in outcomes]),
-            success_N=np.array([outcome.success for outcome in outcomes]),
-            terminated_N=np.array([outcome.terminated for outcome in outcomes]),
-        )
-
-    def save(self, slots: Sequence[int]) -> Any:
-        return [copy.deepcopy(self._toys[slot]) for slot in slots]
-
-    def restore(self, held: Sequence[tuple[Sequence[int], Any]]) -> None:
-        for slots, saved in held:
-            for slot, toy in zip(slots, saved, strict=True):
-                self._toys[slot] = toy
-
-    def observe(self) -> Mapping[str, np.ndarray]:
-        observations = [toy.observe() for toy in self._toys]
-        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
-
-    def close(self) -> None:
-        pass
 
 
 class Unbuildable:

@@ -94,4 +94,4 @@ def test_a_state_is_reached_again_by_slots_of_different_ages(make: Make) -> None
 
 def test_the_whole_contract_holds() -> None:
     toy = find_benchmark("Toy-Reach")
-    check_vla_env(dataclasses.replace(toy, simulator="scripted_batch:ToyBatch", batched=True))
+    check_vla_env(dataclasses.replace(toy, simulator="benchmarks.sleeping_toy:ToyBatch", batched=True))
