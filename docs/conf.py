@@ -31,7 +31,9 @@ extensions = [
     "generated_pages",
     "repository_links",
 ]
-exclude_patterns = ["_build", "_ext", "reference/generated/commands/table.md"]
+# What other pages include is no page of its own.
+included = ("commands/table.md", "hyperparameters/parameters")
+exclude_patterns = ["_build", "_ext", *(f"reference/generated/{name}" for name in included)]
 nitpicky = False
 default_role = "py:obj"
 highlight_language = "none"

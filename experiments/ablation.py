@@ -1,12 +1,12 @@
 """Ablations of PPO and GRPO: one option changed at a time, several seeds, a markdown table.
 
     python -m experiments.ablation --steps 40000 --seeds 5 --results ablation.jsonl
-    python -m experiments.ablation --env MetaWorld/drawer-open --policy agents/sft/MetaWorld-drawer-open --only GRPO \
-        --steps 150000 --seeds 3 --results drawer.jsonl
+    python -m experiments.ablation --env MetaWorld/window-open --policy agents/sft/MetaWorld-window-open --only GRPO \
+        --steps 150000 --seeds 3 --results window.jsonl
     python -m experiments.ablation --policy start/best --only "PPO.*(recipe|imitation)" --bc-dataset demos --steps 30000
 
-Other flags go to `zoo.train`, e.g. `--eval-split validation`. A finished run is a line of the results file and is not
-repeated, so it can be stopped and started again. Every run is the committed recipe of its algorithm
+Other flags go to `vla-zoo train`, e.g. `--eval-split validation`. A finished run is a line of the results file and is
+not repeated, so it can be stopped and started again. Every run is the committed recipe of its algorithm
 (`hyperparams/*.yml`), cut to `--steps` simulator steps so that differences still show; rates follow the shorter
 schedule.
 """

@@ -3,6 +3,7 @@
 # repository.
 #     scripts/check_wheel.sh [PYTHON]            with the dependencies' own releases, under constraints.txt (minutes)
 #     scripts/check_wheel.sh --borrow PYTHON     with those that PYTHON has, read through a .pth file (half a minute)
+# Where DIST names a folder, what was built and found right is left there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONPATH
@@ -81,4 +82,5 @@ say "the source distribution"
 fresh sdist
 install "$work"/dist/vla_zoo-*.tar.gz
 (cd "$work" && "$work/sdist/bin/vla-zoo" train --env Toy-Reach --dry-run | grep "nothing was started")
+if [ -n "${DIST:-}" ]; then mkdir -p "$DIST" && cp "$work"/dist/* "$DIST"; fi
 echo "The wheels and the source distribution work outside the repository."

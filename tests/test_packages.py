@@ -37,6 +37,43 @@ def test_every_package_has_the_version_and_is_typed(package: object) -> None:
     assert (Path(package.__file__).parent / "py.typed").is_file()  # type: ignore[attr-defined]
 
 
+def test_every_file_that_says_a_version_says_this_one() -> None:
+    said = {
+        name: re.findall(pattern, (ROOT / name).read_text(encoding="utf-8"), flags=re.M)
+        for name, pattern in {
+            "agents/__init__.py": r'^__version__ = "(.+)"$',
+            "CITATION.cff": r"^version: (.+)$",
+            "CHANGELOG.md": r"^## (\d[\w.]*)",
+            "README.md": r"^  version = \{(.+)\},$",
+            "docs/index.md": r"^  version = \{(.+)\},$",
+        }.items()
+    }
+    assert {name: found[0] for name, found in said.items()} == dict.fromkeys(said, zoo.__version__)
+
+
+def test_a_tag_publishes_what_was_checked() -> None:
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    assert release[True] == {"push": {"tags": ["v[0-9]*"]}}  # YAML 1.1 reads `on` so
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    commands = [step["run"] for step in build["steps"] if "run" in step]
+    tag = {"GITHUB_REF_NAME": f"v{zoo.__version__}", "PATH": os.environ["PATH"]}
+    for name, code in ((tag["GITHUB_REF_NAME"], 0), ("v9.9.9", 1)):
+        done = subprocess.run(["bash", "-c", commands[0]], cwd=ROOT, env={**tag, "GITHUB_REF_NAME": name})
+        assert done.returncode == code
+    assert "scripts/check_wheel.sh" in commands[1]
+    assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
+    (upload,) = [step["with"] for step in build["steps"] if "upload-artifact" in step.get("uses", "")]
+    (download,) = [step["with"] for step in publish["steps"] if "download-artifact" in step["uses"]]
+    assert upload["name"] == download["name"]
+
+
+def test_the_agents_worth_keeping_are_few_and_small() -> None:
+    folders = [path.parent for path in (ROOT / "agents").glob("*/*/config.json")]
+    size = sum(file.stat().st_size for folder in folders for file in folder.rglob("*"))
+    assert len(folders) <= 16
+    assert size <= 45e6
+
+
 def test_the_agents_of_this_checkout_are_those_the_extra_asks_for() -> None:
     version = re.search(r'__version__ = "(.+)"', (ROOT / "agents" / "__init__.py").read_text())
     assert version is not None

@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 from import_graph import module_files  # noqa: E402 - scripts/ is no package
 
+from tests.browser import BROWSER, sideways  # noqa: E402
 from zoo.cli.main import COMMANDS  # noqa: E402
 
 pytestmark = pytest.mark.processes
@@ -80,16 +81,23 @@ def public_definitions(source: str) -> list[str]:
     return [node.name for node in found if not node.name.startswith("_")]
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once."""
+    folder = tmp_path_factory.mktemp("site")
+    build(folder)
+    return folder
+
+
 @pytest.mark.thorough
-def test_the_site(tmp_path: Path) -> None:
-    build(tmp_path)
-    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    pages = {name: (tmp_path / name).read_text(encoding="utf-8") for name in files if name.endswith(".html")}
+def test_the_site(site: Path) -> None:
+    files = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    pages = {name: (site / name).read_text(encoding="utf-8") for name in files if name.endswith(".html")}
     assert len(pages) > 50
     assert dead_links(pages, files) == []
     assert {page: tags for page, html in pages.items() if (tags := fetched(html))} == {}
 
-    names = inventory(tmp_path / "objects.inv")
+    names = inventory(site / "objects.inv")
     exported = {f"{package}.{name}" for package in ("vla_gym", "vla_policies", "zoo") for name in public(package)}
     assert exported - names == set()
     defined = {
@@ -105,6 +113,25 @@ def test_the_site(tmp_path: Path) -> None:
         page = pages[f"reference/generated/commands/pages/{command}.html"]
         flags = {flag for action in import_module(module).parser()._actions for flag in action.option_strings}
         assert {flag for flag in flags if f">{flag}<" not in page} == set(), command
+
+
+WIDTHS = (*range(320, 1921, 40), 1073, 1164, 1313, 1407)
+"""Widths of a window, in pixels: from a phone to a desk, and where the theme rearranges a page."""
+WIDE = """<!doctype html><body style="margin:0"><pre style="width:500px">x</pre>"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+def test_no_page_scrolls_sideways(site: Path, tmp_path: Path) -> None:
+    pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+    assert sideways(site, pages, WIDTHS, tmp_path) == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+def test_a_page_that_scrolls_sideways_is_found(tmp_path: Path) -> None:
+    (tmp_path / "wide.html").write_text(WIDE)
+    assert sideways(tmp_path, ["wide.html"], [320, 600], tmp_path / "profile") == {"wide.html": [[320, 180, "PRE."]]}
 
 
 def public(package: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`vla-zoo published`: published result rows; and `vla-zoo evaluate --published NAME`, which plays one."""
+"""`vla-zoo published`: published result rows, and what was reproduced; `vla-zoo evaluate --published` plays one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from importlib.metadata import version
 from pathlib import Path
 
 from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.reading import user_path
 from vla_gym.registry import find_benchmark
 from vla_gym.system.paths import check_destination
 from vla_policies.checkpoint_io.hub import local_folder
@@ -29,6 +31,9 @@ from zoo.evaluation.published import (
     protocol_lines,
     published_rows,
 )
+from zoo.evaluation.reproduced import reproductions, submit
+from zoo.files import quoted
+from zoo.runs.folder import describe_machine
 
 _SET_BY_ROW = (
     *("stochastic", "deterministic", "temperature", "top_k", "rounds", "split", "algo", "exp_id", "instructions"),
@@ -44,12 +49,15 @@ def parser() -> OneLineParser:
         "vla-zoo published", "Published result rows: figures, protocol, recipe, and what was reproduced here."
     )
     p.add_argument("name", nargs="?", help="a row: all that is known of it")
+    p.add_argument(
+        "--submit", metavar="FILE", help="check a result of vla-zoo evaluate --published and add its row to results/"
+    )
     return p
 
 
 def table(rows: Iterable[PublishedRow]) -> list[str]:
     """Return a line for each row, and how many have been reproduced."""
-    listed = list(rows)
+    listed, measured = list(rows), reproductions()
     width = max(len(row.name) for row in listed)
     lines = [f"{'row':<{width}}  {'actions':<14}  {'recipe':<34}  figures"]
     for row in listed:
@@ -58,14 +66,10 @@ def table(rows: Iterable[PublishedRow]) -> list[str]:
             actions = f"sampled at {row.protocol.temperature:g}"
         recipe = "-" if row.recipe is None else f"{row.recipe.algo} {row.recipe.env} {row.recipe.policy}"
         figures = ", ".join(f"{figure.label} {figure.percent:g}" for figure in row.figures)
-        lines.append(f"{row.name:<{width}}  {actions:<14}  {recipe:<34}  {figures}{_reproduced(row)}")
-    done = sum(bool(row.reproduced) for row in listed)
+        lines.append(f"{row.name:<{width}}  {actions:<14}  {recipe:<34}  {figures}")
+        lines += [f"{'':<{width}}  measured: {one.summary}" for one in measured.get(row.name, ())]
+    done = sum(any(one.reproduces(row) for one in measured.get(row.name, ())) for row in listed)
     return [*lines, f"{done} of {len(listed)} rows reproduced here"]
-
-
-def _reproduced(row: PublishedRow) -> str:
-    ours = [f"{label} {one['successes']}/{one['episodes']}" for label, one in row.reproduced.items()]
-    return f"  | here: {', '.join(ours)}" if ours else ""
 
 
 def details(row: PublishedRow) -> list[str]:
@@ -78,13 +82,19 @@ def details(row: PublishedRow) -> list[str]:
             for name in dict.fromkeys(row.weights.values()) or ["none that can be read here were published"]
         ),
         *(f"figure       {figure.label}: {figure.percent:g} %" for figure in row.figures),
-        f"reproduced   {_reproduced(row).removeprefix('  | here: ') or 'nothing yet'}",
+        *(f"measured     {one.summary}, {one.date}" for one in reproductions().get(row.name, ())),
     ]
 
 
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
+    if args.submit is not None:
+        if args.name is not None:
+            raise BadValue(f"--submit takes the row's name from the file; leave '{args.name}' out")
+        path = submit(user_path(args.submit), Path("results"))
+        print(f"written to {path}: commit it, open a pull request, and attach '{args.submit}' there")
+        return 0
     print("\n".join(table(published_rows().values()) if args.name is None else details(find_published(args.name))))
     return 0
 
@@ -119,9 +129,24 @@ def evaluate_published(args: argparse.Namespace) -> int:
         measured[env] = [EpisodeRecord(**episode) for episode in record["episodes"]], tasks
         records[env] = record
     print("\n".join(comparison_lines(row, measured)))
-    write_or_print(output, json.dumps({"published": comparison_record(row, measured), "results": records}, indent=2))
-    print(f"written to {output}")
+    compared = {
+        "published": comparison_record(row, measured),
+        "machine": _machine(args.device),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "results": records,
+    }
+    write_or_print(output, json.dumps(compared, indent=2))
+    print(f"written to {output}; to add the row: vla-zoo published --submit {quoted(output)}")
     return 0
+
+
+def _machine(name: str) -> str:
+    import torch  # which the evaluation has brought
+
+    from zoo.distributed.process_group import check_device
+
+    device = check_device(name)
+    return describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
 
 
 def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:

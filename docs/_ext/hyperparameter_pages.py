@@ -60,11 +60,16 @@ NAMES = {
 """Python's types in words."""
 FILES = {"ppo": "PPO", "grpo": "GRPO", "agents": "Trained agents"}
 """File of `hyperparams/` -> heading."""
+INCLUDED = {"ppo": "PPO", "grpo": "GRPO", "sft": "Supervised fine-tuning"}
+"""Table that a page of the guides includes -> its record's heading."""
+HEAD = ("setting", "type", "default", "means")
 
 
 def pages(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, Markdown) of the page of settings and of one page per file."""
+    """Yield (name, Markdown) of the page of settings, of the tables that guides include, and of one page per file."""
     yield "hyperparameters/settings.md", settings_page()
+    for name, title in INCLUDED.items():
+        yield f"hyperparameters/parameters/{name}.md", table(HEAD, settings(RECORDS[title]))
     for name, title in FILES.items():
         file = root / "hyperparams" / f"{name}.yml"
         yield f"hyperparameters/{name}.md", recipes_page(title, file.read_text(encoding="utf-8"), file.name)
@@ -75,13 +80,13 @@ def settings_page() -> str:
     text = [
         "# Every setting\n",
         "Written from the records that check them. `-params name:value` and the YAML files take these names; "
-        "[algorithms](../../../algorithms.md) explains PPO's and GRPO's at length.\n",
+        "[PPO](../../../ppo.md), [GRPO](../../../grpo.md) and [what both share](../../../algorithms.md) explain.\n",
     ]
     for title, record in RECORDS.items():
-        text += [f"## {title}\n", table(("setting", "type", "default", "means"), settings(record))]
+        text += [f"## {title}\n", table(HEAD, settings(record))]
     text += ["## The network: `backbone_kwargs`\n", BACKBONES_INTRO]
     for title, record in BACKBONES.items():
-        text += [f"### {title}\n", table(("setting", "type", "default", "means"), settings(record))]
+        text += [f"### {title}\n", table(HEAD, settings(record))]
     return "\n".join(text)
 
 

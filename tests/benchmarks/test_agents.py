@@ -121,4 +121,4 @@ def test_every_shipped_agent_is_of_its_recipe() -> None:
             updates, coef, wanted = recipe.words_updates, 0.0, {"words": "wordllama"}
         assert (made["n_timesteps"], made["seed"], kept) == (updates, recipe.seed, wanted), recipe.env
         assert made["algo_kwargs"].get("privileged_coef", 0.0) == coef, recipe.env
-    assert shipped > 15
+    assert shipped == 9

@@ -62,7 +62,7 @@ def test_what_it_refuses(argv: list[str], error: type[Exception], words: str) ->
 
 def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "policy"
-    shutil.copytree(AGENTS / "sft" / "MetaWorld-reach", folder)
+    shutil.copytree(AGENTS / "sft" / "MetaWorld-window-open", folder)
     assert run(["--policy", str(folder)]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
         ["ok", "config.json"],
@@ -81,10 +81,10 @@ def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest
 def test_a_run_folder_stands_for_its_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped = "agents/sft/MetaWorld-reach"
+    shipped = "agents/sft/MetaWorld-window-open"
     monkeypatch.chdir(tmp_path)
     assert run(["--policy", shipped]) == 0
-    shutil.copytree(AGENTS / "sft" / "MetaWorld-reach", "run/best")
+    shutil.copytree(AGENTS / "sft" / "MetaWorld-window-open", "run/best")
     for name in ("config.yml", "args.yml"):
         Path("run/best", name).rename(Path("run", name))
     capsys.readouterr()

@@ -24,6 +24,7 @@ from zoo.evaluation.published import (
     protocol_lines,
     published_rows,
 )
+from zoo.evaluation.reproduced import reproductions
 from zoo.runs.lookup import agents_folder
 
 
@@ -156,6 +157,13 @@ def test_the_protocol_is_played_and_compared(capsys: pytest.CaptureFixture[str],
     record = json.loads((tmp_path / "results_toy.json").read_text())
     assert record["published"]["figures"][0]["episodes"] == 6
     assert record["results"]["Toy-Reach"]["rounds"] == 2
+    with pytest.raises(BadValue, match="weights_sha256"):
+        published.run(["--submit", "results_toy.json"])
+    record["results"]["Toy-Reach"]["weights_sha256"] = "ab" * 32  # fresh weights have no file
+    (tmp_path / "results_toy.json").write_text(json.dumps(record))
+    assert published.run(["--submit", "results_toy.json"]) == 0
+    (row,) = reproductions(tmp_path / "results")["toy"]
+    assert row.figures["all"]["episodes"] == 6
 
 
 class Planned(Exception):  # ends a command where it would play

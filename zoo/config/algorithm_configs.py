@@ -1,7 +1,7 @@
 """The settings of PPO, GRPO and supervised fine-tuning: type, range, default and source of each, here alone.
 
 `-params`, YAML entries, `--dry-run`, the plans and the search space read these classes, and a test compares them with
-the algorithms' signatures. docs/algorithms.md explains each at length. Imports nothing heavy.
+the algorithms' signatures. docs/ppo.md and docs/grpo.md say when to use which. Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -76,8 +76,6 @@ class PublishedRow:
     recipe: Recipe | None = None
     """Algorithm that trains such a model here; None for rows that were not trained by reward, and for those whose
     source gives no recipe."""
-    reproduced: Mapping[str, Options] = field(default_factory=dict)
-    """Figure's label -> successes, episodes and date of a reproduction here."""
 
     @property
     def envs(self) -> tuple[str, ...]:
@@ -114,8 +112,7 @@ def published_rows() -> Mapping[str, PublishedRow]:
     """Return name -> row, in the file's order."""
     where = f"hyperparams/{FILE}"
     content = read_entries(packaged_folder("hyperparams") / FILE, where)
-    reproduced = content["reproduced"]
-    return {name: _row(name, values, reproduced.get(name, {})) for name, values in content["rows"].items()}
+    return {name: _row(name, values) for name, values in content["rows"].items()}
 
 
 def find_published(name: str) -> PublishedRow:
@@ -126,7 +123,7 @@ def find_published(name: str) -> PublishedRow:
     return rows[name]
 
 
-def _row(name: str, values: Options, reproduced: Options) -> PublishedRow:
+def _row(name: str, values: Options) -> PublishedRow:
     protocol = values["protocol"]
     horizon = protocol["horizon"]
     figures = tuple(
@@ -152,7 +149,6 @@ def _row(name: str, values: Options, reproduced: Options) -> PublishedRow:
         family=values.get("family"),
         weights=dict.fromkeys(envs, weights) if isinstance(weights, str) else weights,
         recipe=None if recipe is None else Recipe(**dict(zip(("algo", "env", "policy"), recipe.split(), strict=True))),
-        reproduced=reproduced,
     )
 
 

@@ -200,7 +200,7 @@ class Chart:
     """The metric `key` over the run; without numbers it is left out.
 
     The axis ends at `low` and `high`, and is fitted where they are None. `normal` is the normal range in words, as
-    docs/algorithms.md has it, `limit` its end, drawn where the axis reaches it.
+    docs/metrics.md has it, `limit` its end, drawn where the axis reaches it.
     """
 
     title: str

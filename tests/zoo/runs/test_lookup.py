@@ -51,7 +51,7 @@ def test_a_run_of_another_command_names_it(run: RunFolder, tmp_path: Path, monke
         find_resume_point(str(spaced), FINETUNING)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadValue, match=r"is a run of vla-zoo sft"):
-        find_resume_point("agents/sft/MetaWorld-reach")
+        find_resume_point("agents/sft/MetaWorld-window-open")
 
 
 def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None:
