@@ -34,7 +34,7 @@ class Weights(TypedDict):
     """Weights of one environment."""
 
     policy: str
-    """Hub id, or a folder's name."""
+    """Hub id, or a run's or folder's name."""
     commit: str | None
     """The Hub's; None of a folder."""
     sha256: str
@@ -150,7 +150,7 @@ def _weights(file: Path, record: Options) -> Weights:
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise BadValue(f"'{file}': weights_sha256 must be 64 hexadecimal digits, got {shown(sha256)}")
     commit = record["read_as"].get("commit")
-    return Weights(policy=name if commit else Path(name).name, commit=commit, sha256=sha256)
+    return Weights(policy=name if commit else Path(name.removesuffix("/best")).name, commit=commit, sha256=sha256)
 
 
 def _episodes(file: Path, row: PublishedRow, env: str, record: Options) -> Iterator[EpisodeRecord]:

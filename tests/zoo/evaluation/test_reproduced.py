@@ -89,7 +89,7 @@ def test_a_result_becomes_a_row(submitted: Callable[[dict[str, Any]], dict[str, 
 
 def test_a_folder_of_weights_goes_by_its_name_alone(submitted: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     content = two_of_three()
-    content["results"][ENV] |= {"policy": "/home/me/weights/oft", "read_as": {}}
+    content["results"][ENV] |= {"policy": "/home/me/weights/oft/best", "read_as": {}}
     row = submitted(content)
     assert row["weights"][ENV] == {"policy": "oft", "commit": None, "sha256": "ab" * 32}
 
