@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
@@ -221,6 +222,25 @@ class Backbone(nn.Module, ABC):
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
         """Decide; random numbers come from `noise`, a row of it for each observation."""
+
+    def candidates(self, inputs: PolicyInputs, sampling: Sampling, num: int, noise: Noise = TORCH_NOISE) -> Tensor:
+        """Sample `num` chunks of environment actions for each observation, float32 `[num, B, K, A]`."""
+        acts = [self.act(inputs, sampling, deterministic=False, noise=noise) for _ in range(num)]
+        return torch.stack([sample.action_BKA for sample in acts])
+
+    def act_guided(
+        self,
+        inputs: PolicyInputs,
+        plain: PolicyInputs,
+        guidance: float,
+        sampling: Sampling,
+        *,
+        deterministic: bool,
+        noise: Noise = TORCH_NOISE,
+    ) -> ActionSample:
+        """Decide by plain + guidance x (inputs - plain), of logits or velocities: classifier-free guidance
+        (Ho and Salimans 2022, arXiv:2207.12598)."""
+        raise BadValue(f"family '{self.family}' decides token after token and takes no guidance; set guidance to 1")
 
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:

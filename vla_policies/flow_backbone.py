@@ -108,10 +108,7 @@ class FlowBackbone(Backbone):
         context = self.encode(inputs)
         num_samples, device = len(inputs.pixels_BMCHW), inputs.pixels_BMCHW.device
         shape = (num_samples, self.horizon, self.flow_width)
-        if deterministic and self.flow.eval_noise == "fixed":
-            x_BHD = _fixed_noise(shape[1:], device).expand(shape)
-        else:
-            x_BHD = noise.normal(*shape, device=device)
+        x_BHD = self._first(num_samples, device, noise, deterministic=deterministic)
         chosen_B = torch.zeros(num_samples, dtype=torch.int64, device=device)
         if not deterministic and self.flow.scheme != "flow_noise":
             # Each sample has its own random step.
@@ -134,6 +131,42 @@ class FlowBackbone(Backbone):
             value_B=self.value_of(context),
             record={"chain": torch.stack(chain, dim=1), "step": chosen_B},
         )
+
+    def candidates(self, inputs: PolicyInputs, sampling: Sampling, num: int, noise: Noise = TORCH_NOISE) -> Tensor:
+        """As the base class's, each by the ODE from noise of its own; the observation is encoded once."""
+        context, device = self.encode(inputs), inputs.pixels_BMCHW.device
+        noises = [self._first(len(inputs.pixels_BMCHW), device, noise, deterministic=False) for _ in range(num)]
+        return torch.stack([self.chunks_from(context, inputs, noise_BHD) for noise_BHD in noises])
+
+    def chunks_from(self, context: Any, inputs: PolicyInputs, noise_BHD: Tensor) -> Tensor:
+        """Environment actions `[B, K, A]` to which the ODE takes this noise; `context` is of `encode(inputs)`."""
+        return self.to_env(self.denoise_chain(context, noise_BHD, self.flow.num_steps)[:, -1], inputs)
+
+    def act_guided(
+        self,
+        inputs: PolicyInputs,
+        plain: PolicyInputs,
+        guidance: float,
+        sampling: Sampling,
+        *,
+        deterministic: bool,
+        noise: Noise = TORCH_NOISE,
+    ) -> ActionSample:
+        contexts, device = [self.encode(one) for one in (inputs, plain)], inputs.pixels_BMCHW.device
+        x_BHD = self._first(len(inputs.pixels_BMCHW), device, noise, deterministic=deterministic)
+        for time in flow_times(self.flow.num_steps)[:-1].tolist():
+            time_B = torch.full((len(x_BHD),), time, device=device)
+            wanted, other = (self.denoise(context, x_BHD, time_B).velocity_BHD for context in contexts)
+            x_BHD = step_mean(x_BHD, other + guidance * (wanted - other), time_B, 1.0 / self.flow.num_steps)
+        action_BKA = self.to_env(x_BHD, inputs)
+        return ActionSample(action_BKA, torch.zeros_like(action_BKA), torch.zeros(len(x_BHD), device=device))
+
+    def _first(self, num: int, device: torch.device, noise: Noise, *, deterministic: bool) -> Tensor:
+        """The noise that B = `num` decisions begin at, `[B, H, D]`."""
+        shape = (num, self.horizon, self.flow_width)
+        if deterministic and self.flow.eval_noise == "fixed":
+            return _fixed_noise(shape[1:], device).expand(shape)
+        return noise.normal(*shape, device=device)
 
     @classmethod
     def draws(cls, model: Mapping[str, Any]) -> Draws:

@@ -34,6 +34,7 @@ from vla_policies.loading import build_backbone, fresh_options, save_adapter, sa
 from vla_policies.modules.training import GroupScaledAdamW, compile_blocks, parameter_groups
 from vla_policies.processing.observations import SEEN, batch_observation, observation_keys, on_device
 from vla_policies.resolver import PolicyRef, resolve_policy
+from vla_policies.steering.steering import Steering, read_steering
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs, tensors_of
 
 Observation = PyTorchObs | Mapping[str, Any]
@@ -67,6 +68,8 @@ class VLAPolicy(ActorCriticPolicy):
 
     backbone: Backbone
     sampling: Sampling
+    steering: Steering | None = None
+    """What decides in the policy's place, where something does."""
 
     def __init__(  # noqa: PLR0913 - SB3 hands its policy keywords one by one
         self,
@@ -151,6 +154,8 @@ class VLAPolicy(ActorCriticPolicy):
 
     def action_selection_text(self, *, deterministic: bool) -> str:
         """A short description of how actions are selected, for reports."""
+        if self.steering is not None:
+            return self.steering.text()
         return self.backbone.action_selection_text(self.sampling, deterministic=deterministic)
 
     @torch.no_grad()
@@ -159,9 +164,27 @@ class VLAPolicy(ActorCriticPolicy):
 
         Everything of the decision is on the CPU, where environments and buffers are: a GPU is waited for once.
         """
+        if self.steering is not None:
+            return self._steered(obs, deterministic, noise)
         seen = None if self.backbone.kept is None else observation_keys(batch_observation(obs, self.conventions)[0])
         sample = self._decide(self.prepare(obs, seen, run=self._run), deterministic, noise)
         return sample if seen is None else replace(sample, record={**sample.record, SEEN: seen})
+
+    def steer(self, steering: Steering | None) -> None:
+        """Let `steering` decide in the policy's place, whose weights it is no part of; None: the policy itself."""
+        object.__setattr__(self, "steering", steering)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As torch's, of what steers it, too."""
+        if self.steering is not None:
+            self.steering.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
+
+    def _steered(self, obs: Observation, deterministic: bool, noise: Noise) -> ActionSample:
+        assert self.steering is not None
+        batch, _ = batch_observation(obs, self.conventions)
+        sample = self.steering.act(self, batch, deterministic=deterministic, noise=noise)
+        return _on_host(sample, len(sample.action_BKA))
 
     def _decide(self, inputs: PolicyInputs, deterministic: bool, noise: Noise) -> ActionSample:
         backbone, sampling = self.backbone, self.sampling
@@ -189,11 +212,13 @@ class VLAPolicy(ActorCriticPolicy):
         space = self.action_space
         assert isinstance(space, spaces.Box)
         self.set_training_mode(False)
-        # Nothing is kept of observations that no update goes over.
-        batch, _ = batch_observation(observation, self.conventions)
-        inputs = self.backbone.prepare(on_device(batch, self.device))
-        action_BKA = self._as_actions(self._decide(inputs, deterministic, noise).action_BKA)
-        return np.clip(action_BKA.numpy(), space.low, space.high)
+        if self.steering is not None:
+            sample = self._steered(observation, deterministic, noise)
+        else:
+            # Nothing is kept of observations that no update goes over.
+            batch, _ = batch_observation(observation, self.conventions)
+            sample = self._decide(self.backbone.prepare(on_device(batch, self.device)), deterministic, noise)
+        return np.clip(self._as_actions(sample.action_BKA).numpy(), space.low, space.high)
 
     def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
@@ -286,6 +311,8 @@ class VLAPolicy(ActorCriticPolicy):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
         save_checkpoint(Path(folder), self.backbone, self.sampling)
+        if self.steering is not None:
+            self.steering.save(Path(folder))
 
     def save_trained(self, folder: str | Path) -> None:
         """Write the weights that training changed, to load or resume: the adapter where there is one, else all.
@@ -307,6 +334,8 @@ class VLAPolicy(ActorCriticPolicy):
         `base` names the model it belongs to, a folder or Hub id; None = where the weights came from.
         """
         save_adapter(Path(folder), self.backbone, self.sampling, base)
+        if self.steering is not None:
+            self.steering.save(Path(folder))
 
     def merge_adapter(self) -> None:
         """Merge the LoRA adapter into the weights. All weights train from then on, with a new optimiser."""
@@ -375,6 +404,8 @@ class VLAPolicy(ActorCriticPolicy):
                 compile=compile,
                 cuda_graphs=cuda_graphs,
             )
+        if ref.folder is not None:
+            policy.steer(read_steering(ref.folder))
         return policy.to(get_device(device))
 
 

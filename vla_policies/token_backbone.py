@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,7 +50,27 @@ class TokenBackbone(Backbone):
     def act(
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
-        output: BackboneOutput = self(inputs)
+        return self._drawn(self(inputs), sampling, deterministic=deterministic, noise=noise)
+
+    def candidates(self, inputs: PolicyInputs, sampling: Sampling, num: int, noise: Noise = TORCH_NOISE) -> Tensor:
+        return self.codec.decode(self.distribution(inputs, sampling).draw_many(num, noise))
+
+    def act_guided(
+        self,
+        inputs: PolicyInputs,
+        plain: PolicyInputs,
+        guidance: float,
+        sampling: Sampling,
+        *,
+        deterministic: bool,
+        noise: Noise = TORCH_NOISE,
+    ) -> ActionSample:
+        wanted, other = self(inputs), self(plain)
+        logits_BKAV = other.logits_BKAV + guidance * (wanted.logits_BKAV - other.logits_BKAV)
+        output = replace(wanted, logits_BKAV=logits_BKAV)
+        return self._drawn(output, sampling, deterministic=deterministic, noise=noise)
+
+    def _drawn(self, output: BackboneOutput, sampling: Sampling, *, deterministic: bool, noise: Noise) -> ActionSample:
         distribution = self.distribution_of(output, sampling)
         token_BKA = distribution.draw(deterministic, noise)
         return ActionSample(

@@ -29,6 +29,7 @@ from zoo.cli.shared_flags import (
     add_video_arguments,
     add_worker_error_argument,
 )
+from zoo.config.algorithm_configs import ALGORITHMS, OffPolicyConfig
 from zoo.config.gym_packages import import_named_packages, import_parts
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import check_same_kind
@@ -51,7 +52,7 @@ def parser(
 ) -> OneLineParser:
     """The flags of `vla-zoo train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
-    p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
+    p.add_argument("--algo", type=str.lower, help=f"{', '.join(ALGORITHMS)} (default: ppo)")
     steps = {"flags": ("-n", "--n-timesteps"), "metavar": "STEPS", "default": "the recipe's"}
     add_fields(p, RunConfig, "env", "n_timesteps", env={"metavar": "ID"}, n_timesteps=steps)
     add_new_run_arguments(
@@ -170,7 +171,10 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef | None, 
 
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
     check_log_folder(args, point)
-    return resolve_resumed_run(args, point), None, point
+    config = resolve_resumed_run(args, point)
+    if isinstance(config.algorithm, OffPolicyConfig) and not point.in_place:
+        raise BadValue(f"a run of {config.algo} goes on in its own folder, beside its replay: -i {point.run.path}")
+    return config, None, point
 
 
 def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:

@@ -92,7 +92,7 @@ def _iterations(family: str, env_id: str, settings: Settings) -> Figures:
         control = (model.num_timesteps - steps) / (ITERATIONS - 1)
         clock = model.clock.read(decisions=decisions, sim_steps=0)
         policy = model.policy
-        flop = rows * act_flop(policy, dict(model._last_obs)) + counter.get_total_flops()  # type: ignore[arg-type]
+        flop = rows * act_flop(policy, dict(model._last_obs)) + counter.get_total_flops()
         figures: Figures = {
             "simulators": settings.num_envs,
             "decisions": decisions,

@@ -28,11 +28,21 @@ ROOMS = {
         ),
         *("lora_backbone", "token_backbone", "flow_backbone", "vlm_flow"),
         *("nano", "openvla", "pi0", "smolvla"),
-        *("registry", "resolver", "loading", "footprint", "policy"),
+        *("registry", "resolver", "loading", "footprint", "steering", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "config", "evaluation", "distributed", "runs", "rollout", "hub", "experts"),
-        *("demonstrations", "imitation", "algorithms", "training", "diagnostics", "agents", "serving", "cli"),
+        *(
+            "demonstrations",
+            "imitation",
+            "algorithms",
+            "off_policy",
+            "training",
+            "diagnostics",
+            "agents",
+            "serving",
+            "cli",
+        ),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

@@ -6,7 +6,7 @@ import pytest
 from import_graph import PACKAGES, Arrow, arrows, circles, package_of
 from rooms import ARROWS, COMMANDS, FAMILIES, MODULES, ROOMS
 
-MOST_ENTRIES_OF_ZOO = 17
+MOST_ENTRIES_OF_ZOO = 18
 """Folders and files beside the command modules, so that the folder is read at a glance."""
 
 

@@ -32,7 +32,8 @@ ENTRIES = [(file, key) for file in FILES for key in yaml.safe_load(file.read_tex
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_family_has_settings_for_any_environment(algo: str, family: str) -> None:
-    assert load_hyperparams(algo, "Their-Own", family).entry == f"default/{family}"
+    own = family if algo in ("ppo", "grpo") else "nano"
+    assert load_hyperparams(algo, "Their-Own", family).entry == f"default/{own}"
 
 
 EVERY_ENTRY = pytest.mark.parametrize(("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value))
@@ -65,7 +66,7 @@ def test_a_setting_that_the_algorithm_does_not_have_is_refused(file: Path, key: 
     entry = yaml.safe_load(file.read_text())[key]
     with pytest.raises(UnknownName, match="learning_rat"):
         run_of(file, key, tmp_path, {**entry, "learning_rat": 1.0e-3})
-    other = {"ppo": ("rollouts_per_update", 2), "grpo": ("gae_lambda", 0.9)}[file.stem]
+    other = {"ppo": ("rollouts_per_update", 2), "grpo": ("gae_lambda", 0.9)}.get(file.stem, ("n_epochs", 2))
     with pytest.raises(UnknownName, match=other[0]):
         run_of(file, key, tmp_path, {**entry, other[0]: other[1]})
 
@@ -90,7 +91,7 @@ def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -
     model = make_model(job, envs, torch.device("cpu"), ProcessGroup())
     for name, value in config.algo_kwargs.items():
         if not isinstance(value, dict):
-            assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name
+            assert _plain(getattr(model.config, name)) == pytest.approx(_plain(value)), name
     envs.close()
 
 

@@ -83,11 +83,16 @@ class ActionTokenDistribution(ChunkDistribution):
         """Tokens int64 `[B, K, A]`: `greedy` when deterministic, else drawn by one number of `noise` each."""
         if deterministic:
             return self._mean_token() if self.greedy == "mean" else self.log_probs_BKAV.argmax(dim=-1)
+        return self.draw_many(1, noise)[0]
+
+    def draw_many(self, num: int, noise: Noise = TORCH_NOISE) -> Tensor:
+        """Tokens of `num` chunks for each observation, int64 `[num, B, K, A]`."""
         cumulative_BKAV = self.log_probs_BKAV.detach().double().exp().cumsum(dim=-1)
-        uniform_BKA = noise.uniform(*cumulative_BKAV.shape[:3], device=cumulative_BKAV.device)
+        batch, *rest, _ = cumulative_BKAV.shape
+        uniform_BNKA = noise.uniform(batch, num, *rest, device=cumulative_BKAV.device)
         # The first token whose sum passes the number: one of probability zero never does.
-        level_BKA1 = uniform_BKA[..., None] * cumulative_BKAV[..., -1:]
-        return torch.searchsorted(cumulative_BKAV, level_BKA1, right=True)[..., 0]
+        level_BKAN = (uniform_BNKA.permute(0, 2, 3, 1) * cumulative_BKAV[..., -1:]).contiguous()
+        return torch.searchsorted(cumulative_BKAV, level_BKAN, right=True).permute(3, 0, 1, 2)
 
     def _mean_token(self) -> Tensor:
         """The token nearest the mean; bins are equal and numbered in their order."""

@@ -75,14 +75,10 @@ class Encoding:
         return Encoding(self.context_BLD.detach(), self.text_mask_BL, self.points_BD.detach(), self.places_BD.detach())
 
 
-class NanoTrunk(Backbone):
-    """Base of the nano families: builds encoders and blocks, and encodes observations with them."""
+class NanoEncoder(nn.Module):
+    """Encoders and blocks of the nano families, and of the critics that read an observation as they do."""
 
-    default_conventions: ClassVar[Conventions] = Conventions(
-        cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
-    )
-
-    features_have_texts_length = True
+    conventions: Conventions
 
     def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
         """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
@@ -104,40 +100,6 @@ class NanoTrunk(Backbone):
         """Build the blocks over all tokens."""
         shape = (config.width, config.heads, config.mlp_ratio)
         self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
-        self._encoder_frozen = config.freeze_encoder
-        if config.freeze_encoder:
-            for part in (
-                self.words,
-                self.sentence_norm,
-                self.vision,
-                self.points,
-                self.camera,
-                self.state,
-                self.blocks,
-            ):
-                if part is not None:
-                    part.requires_grad_(False)
-            _keep_encodings(self)
-            # Loaded weights make other encodings.
-            self.register_load_state_dict_post_hook(_keep_encodings)
-
-    @classmethod
-    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
-        model = super().with_options(model, {key: options[key] for key in options if key not in learning}, where)
-        if "trunk" in model:
-            return {**model, "trunk": {**model["trunk"], **learning}}
-        return {**model, **learning}
-
-    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        load_weights(folder, self, but=self._new_words)
-
-    def _new_words(self, saved: Collection[str]) -> str | None:
-        hashed = isinstance(self.words, WordEmbedding)
-        if hashed == ("words.high.weight" in saved):
-            return None
-        _log.warning("the policy's words begin anew: it knows none before it has learned them")
-        return "words."
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         """Tensors of B observations, images `[B, H, W, 3]` or `[B, 3, H, W]` uint8, to `PolicyInputs`.
@@ -154,21 +116,6 @@ class NanoTrunk(Backbone):
             text_mask_BL=mask_BL,
             state_BS=upload(obs["state"].float(), device) if conventions.state_dim else None,
         ).trimmed()
-
-    @contextmanager
-    def critic_trained_alone(self) -> Iterator[None]:
-        if self._encoder_frozen:
-            yield
-            return
-        _keep_encodings(self)
-        try:
-            yield
-        finally:
-            self.kept = None
-
-    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
-        made = self._encode(inputs)
-        return made.context_BLD, made.points_BD, made.places_BD
 
     def encode_observation(self, inputs: PolicyInputs) -> Encoding:
         """One pass over words, images and state; none where the encoding is kept."""
@@ -204,6 +151,68 @@ class NanoTrunk(Backbone):
         encoded = [self.vision(pixels_BMCHW[:, m], sentence_BD) for m in range(pixels_BMCHW.shape[1])]
         tokens = [tokens_BLD + camera for (tokens_BLD, _), camera in zip(encoded, self.camera, strict=True)]
         return tokens, torch.cat([points_BP for _, points_BP in encoded], dim=1)
+
+
+class NanoTrunk(NanoEncoder, Backbone):
+    """Base of the nano families: encodes observations, and keeps the encodings where the encoder is frozen."""
+
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
+    )
+
+    features_have_texts_length = True
+
+    def build_blocks(self, config: NanoConfig) -> None:
+        super().build_blocks(config)
+        self._encoder_frozen = config.freeze_encoder
+        if config.freeze_encoder:
+            for part in (
+                self.words,
+                self.sentence_norm,
+                self.vision,
+                self.points,
+                self.camera,
+                self.state,
+                self.blocks,
+            ):
+                if part is not None:
+                    part.requires_grad_(False)
+            _keep_encodings(self)
+            # Loaded weights make other encodings.
+            self.register_load_state_dict_post_hook(_keep_encodings)
+
+    @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        learning = {key: value for key, value in options.items() if key in LEARNING_OPTIONS}
+        model = super().with_options(model, {key: options[key] for key in options if key not in learning}, where)
+        if "trunk" in model:
+            return {**model, "trunk": {**model["trunk"], **learning}}
+        return {**model, **learning}
+
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
+        load_weights(folder, self, but=self._new_words)
+
+    def _new_words(self, saved: Collection[str]) -> str | None:
+        hashed = isinstance(self.words, WordEmbedding)
+        if hashed == ("words.high.weight" in saved):
+            return None
+        _log.warning("the policy's words begin anew: it knows none before it has learned them")
+        return "words."
+
+    @contextmanager
+    def critic_trained_alone(self) -> Iterator[None]:
+        if self._encoder_frozen:
+            yield
+            return
+        _keep_encodings(self)
+        try:
+            yield
+        finally:
+            self.kept = None
+
+    def features(self, inputs: PolicyInputs) -> tuple[Tensor, ...]:
+        made = self._encode(inputs)
+        return made.context_BLD, made.points_BD, made.places_BD
 
 
 class NanoBackbone(NanoTrunk, TokenBackbone):
@@ -260,10 +269,10 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         # Not of the arm's state: an expert goes straight to its thing, so the hand's place would tell the thing's.
         privileged_BP = None if self.privileged is None else self.privileged(encoding.points_BD)
         if self.value_reader is not None:
-            hidden_BKD = _attend(self.action_queries, encoding, self.readers)
-            value_BD = _attend(self.value_head.query, encoding.detached(), [self.value_reader])[:, 0]
+            hidden_BKD = attend(self.action_queries, encoding, self.readers)
+            value_BD = attend(self.value_head.query, encoding.detached(), [self.value_reader])[:, 0]
         else:
-            x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
+            x_BQD = attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
             hidden_BKD, value_BD = x_BQD[:, :-1], x_BQD[:, -1]
         return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BD), privileged_BP=privileged_BP)
 
@@ -280,7 +289,7 @@ def _keep_encodings(trunk: NanoTrunk, *_: object) -> None:
     trunk.kept = FeatureCache(KEPT_BYTES)
 
 
-def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:
+def attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:
     """Queries after they have attended to an observation, `[B, Q, width]`."""
     mask_B11L = encoding.mask(before=len(queries_QD))
     x_BQD = queries_QD + encoding.places_BD[:, None]

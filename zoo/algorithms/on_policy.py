@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cached_property
@@ -33,10 +33,10 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
-from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
 from zoo.algorithms.arguments import bound_arguments, constructor_signature
+from zoo.algorithms.collecting import Collecting
 from zoo.algorithms.losses import PolicyScorer, PPOLoss
 from zoo.algorithms.reference_policy import Reference, check_start
 from zoo.algorithms.start_sampling import StartSampler
@@ -52,7 +52,7 @@ from zoo.config.algorithm_configs import ADAPTER_LACKING, CreditLevel, OnPolicyC
 from zoo.distributed.fsdp import check_learnable, offloaded_state, will_shard
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup, check_same, current_process_group
-from zoo.rollout.buffer import ChunkRolloutBuffer, Step
+from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
     RolloutCollector,
     RolloutSource,
@@ -62,7 +62,7 @@ from zoo.rollout.collector import (
 from zoo.rollout.env_loop import sb3_view
 from zoo.rollout.minibatches import RolloutData
 from zoo.rollout.stats import PhaseClock, RolloutStats, log_metrics
-from zoo.runs.train_state import ATTRIBUTES, Counters, TrainState, observation_arrays, rng_state, set_rng_state
+from zoo.runs.train_state import TrainState
 
 if TYPE_CHECKING:  # only runs beside demonstrations load them
     from zoo.imitation.loss import DemonstrationsLoss
@@ -84,7 +84,7 @@ _SB3_SETTINGS: Mapping[str, Any] = {
 """Settings that `OnPolicyAlgorithm` takes, and their values where the algorithm has no such setting."""
 
 
-class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
+class VLAOnPolicyAlgorithm(Collecting, OnPolicyAlgorithm):
     """Collects whole chunks of a `VLAPolicy`, kept token by token, and updates it with minibatches of them.
 
     Every setting is an attribute of its name, which callbacks may change, as in Stable-Baselines3. `num_timesteps`
@@ -193,12 +193,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Rounds of one episode per sub-environment in a rollout; None = `n_steps` decisions with automatic resets."""
 
     @property
-    def envs(self) -> VLAVectorEnv:
-        """The environment beneath Stable-Baselines3's view."""
-        assert self.env is not None, "this model has no environment"
-        return self.env.envs
-
-    @property
     def chunk_buffer(self) -> ChunkRolloutBuffer:
         """The rollout buffer."""
         buffer: Any = self.rollout_buffer
@@ -294,15 +288,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         if self.config.start_sampling == "uniform":
             return None
         return StartSampler([task.num_trials for task in self.envs.benchmark.tasks])
-
-    def _weigh_starts(self) -> None:
-        if self.start_sampler is not None:
-            self.envs.set_start_weights(self.start_sampler.probabilities())
-
-    def record(self, values: Mapping[str, float]) -> None:
-        """Log numbers."""
-        for key, value in values.items():
-            self.logger.record(key, value)
 
     # The loop --------------------------------------------------------------------------------------------
 
@@ -477,46 +462,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         if self.config.kl_coef and not self._updates_done:
             check_start(self.policy, self.config.kl_reference)
 
-    def _after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
-        """Count a decision and call Stable-Baselines3's callbacks; False when one of them stops training.
-
-        While a rollout lasts `num_timesteps` grows by this rank's steps alone. `step` is None for a rollout that other
-        processes collected.
-        """
-        assert self.env is not None
-        seen: dict[str, object] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
-        if step is not None:
-            self.num_timesteps += int(step.outcome.executed_n.sum())
-            done_N, reward_N = np.zeros(self.n_envs, dtype=bool), np.zeros(self.n_envs, dtype=np.float32)
-            done_N[step.env_n], reward_N[step.env_n] = step.done_n, step.outcome.reward_n
-            seen = {
-                "infos": _Infos(self.env, step),
-                "dones": done_N,
-                "rewards": reward_N,
-                "new_obs": step.next_obs,
-                "actions": step.sample.action_BKA.cpu().numpy(),
-            }
-        callback.update_locals({"env": self.env, "step": step, **seen})
-        return callback.on_step()
-
-    def _count_rollout(self, stats: RolloutStats) -> None:
-        assert self.ep_info_buffer is not None
-        assert self.ep_success_buffer is not None
-        self.rollout_stats = stats
-        self.num_timesteps = stats.num_timesteps
-        if stats.done_N is not None:
-            self._last_episode_starts = stats.done_N
-        episodes = [episode.record for episode in stats.episodes]
-        self.ep_info_buffer.extend(episode.info for episode in stats.episodes)
-        self.ep_success_buffer.extend(record.success_once for record in episodes)
-        self.tasks_seen |= stats.tasks
-        self._not_logged.append(stats)
-        self.record(stats.metrics)
-        if self.start_sampler is not None:
-            self.record(self.start_sampler.metrics(episodes))
-            self.start_sampler.count(episodes)
-            self._weigh_starts()
-
     def _record_rollout(self, rewards: Tensor, advantages: Tensor, returns: Tensor) -> None:
         means = {"rollout/rewards": rewards, "rollout/advantages_mean": advantages, "rollout/returns_mean": returns}
         self.record(rank_means(means, self.process_group))
@@ -595,60 +540,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *_OF_THIS_PROCESS]
-
-    def capture_state(self) -> TrainState:
-        """Return the present state, without a random number drawn or a simulator stepped."""
-        counts: dict[str, Any] = {name: getattr(self, attribute, None) for name, attribute in ATTRIBUTES.items()}
-        return TrainState(
-            counters=Counters(**counts),
-            episodes=tuple(
-                {key: float(info[key]) for key in ("r", "l", "t") if key in info} for info in self.ep_info_buffer or ()
-            ),
-            successes=tuple(float(success) for success in self.ep_success_buffer or ()),
-            rng=rng_state(),
-            env=self.envs.state_dict(),
-            arrays=observation_arrays(self._last_obs, self._last_episode_starts),
-            starts=None if self.start_sampler is None else self.start_sampler.to_json(),
-        )
-
-    def restore_state(self, state: TrainState) -> None:
-        """Restore `state`, of this rank's sub-environments."""
-        assert self.env is not None
-        self.envs.load_state_dict(state.env)
-        # The constructor set a seed for the next reset, which would start the schedule anew.
-        self.env._reset_seeds()
-        self._last_obs = state.last_obs
-        self._last_episode_starts = state.arrays["episode_starts"]
-        if self.start_sampler is not None and state.starts is not None:
-            self.start_sampler.restore(state.starts)
-        for name, attribute in ATTRIBUTES.items():
-            if (value := getattr(state.counters, name)) is not None:
-                setattr(self, attribute, value)
-        self.ep_info_buffer = deque(state.episodes, maxlen=self._stats_window_size)
-        self.ep_success_buffer = deque(state.successes, maxlen=self._stats_window_size)
-        self.train_state = None
-        set_rng_state(state.rng)
-
-
-class _Infos(Sequence[Mapping[str, object]]):
-    """Stable-Baselines3's `infos` of a decision, one per sub-environment; made when a callback first reads them."""
-
-    def __init__(self, env: SB3VecEnv, step: Step) -> None:
-        self._env = env
-        self._step = step
-
-    @cached_property
-    def _infos(self) -> list[Mapping[str, object]]:
-        infos: list[Mapping[str, object]] = [{}] * self._env.num_envs
-        for env, info in zip(self._step.env_n.tolist(), self._env.step_infos(self._step.outcome), strict=True):
-            infos[env] = info
-        return infos
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._infos[index]
-
-    def __len__(self) -> int:
-        return self._env.num_envs
 
 
 class _StepsBar(ProgressBarCallback):

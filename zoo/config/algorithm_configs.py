@@ -52,6 +52,8 @@ StartSampling = Literal["uniform", "learnability"]
 """How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
+Imitate = Literal["all", "better_half", "none"]
+"""Decisions of the replay that a policy imitates."""
 SearchSpace = Mapping[str, Options | Sequence[Any]]
 """Setting -> what `vla-zoo optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
 _SEARCHED: SearchSpace = {
@@ -238,6 +240,75 @@ class GRPOConfig(OnPolicyConfig):
             raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(self.score_bounds)}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffPolicyConfig:
+    """Settings of algorithms that learn from a replay of decisions."""
+
+    implementation: ClassVar[str]
+    search_space: ClassVar[SearchSpace] = {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}}
+    bc_coef: ClassVar[float] = 0.0
+    kl_coef: ClassVar[float] = 0.0
+    kl_reference: ClassVar[KLReference] = "copy"
+    n_epochs: ClassVar[int] = 1
+
+    learning_rate: Rate = 1e-4
+    """Of the policy."""
+    batch_size: Decisions = 128
+    """Decisions of one optimiser step, all ranks together."""
+    micro_batch_size: Decisions | None = None
+    """Decisions of them in the policy at once; None = all of a rank's."""
+    max_grad_norm: Positive = 1.0
+    """Global norm at which a gradient is cut."""
+    n_steps: Decisions = 8
+    """Decisions of each environment between two updates."""
+    demonstrations: Texts | None = None
+    """LeRobotDataset folder of demonstrations, or several, that the replay holds from the beginning."""
+    demonstration_share: Fraction = 0.5
+    """Share of a batch that is drawn from them. RLPD, arXiv:2302.02948."""
+
+    def __post_init__(self) -> None:
+        """Raise `BadValue` for a folder of demonstrations that is named twice."""
+        if self.demonstrations and not isinstance(self.demonstrations, str):
+            check_once(self.demonstrations, "demonstrations")
+
+    @property
+    def bc_folders(self) -> tuple[Path, ...]:
+        """Folders of the demonstrations."""
+        return folders_of(self.demonstrations)
+
+    def updates_of(self, decisions: int) -> int:
+        """Return the optimiser steps after a rollout of so many decisions."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QCConfig(OffPolicyConfig):
+    """Settings of Q-chunking (arXiv:2507.07969): a critic of whole chunks, and the best of N sampled ones."""
+
+    implementation: ClassVar[str] = "zoo.off_policy.qc:QC"
+
+    gamma: Fraction = 0.99
+    """Discount per simulator step."""
+    critic_lr: Annotated[float, Range(above=0, high=1)] = 3e-4
+    """Of the critics."""
+    num_critics: Count = 2
+    """Critics, whose mean decides; the authors' number."""
+    tau: Annotated[float, Range(above=0, high=1)] = 0.005
+    """Step of the target critics towards the critics."""
+    num_samples: Count = 16
+    """N, chunks sampled for each decision, of which the best by the critics is played."""
+    updates_per_decision: Positive = 1.0
+    """Optimiser steps of the critics for each decision, all ranks' together."""
+    learning_starts: CountOrZero = 500
+    """Decisions of a rank before the first step."""
+    imitate: Imitate = "all"
+    """What the policy learns: every decision of the replay, those that the critics judge the better half, or none, so
+    that it stays as it is."""
+
+    def updates_of(self, decisions: int) -> int:
+        return max(1, round(self.updates_per_decision * decisions))
+
+
 def folders_of(names: Texts | None) -> tuple[Path, ...]:
     """The folders that a user names: none, one or several."""
     given = (names,) if isinstance(names, str) else names or ()
@@ -273,7 +344,12 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "start_sampling_memory": 20,
 }
 """Setting of earlier versions -> its default, with which the `config.yml` of a run may still name it."""
-ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
+AlgorithmConfig = PPOConfig | GRPOConfig | QCConfig
+ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig] | type[QCConfig]] = {
+    "ppo": PPOConfig,
+    "grpo": GRPOConfig,
+    "qc": QCConfig,
+}
 """Algorithm -> its settings."""
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vla_gym.errors import BadValue
-from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
+from zoo.config.algorithm_configs import GRPOConfig, OffPolicyConfig, PPOConfig
 from zoo.config.run_config import RunConfig
 
 
@@ -90,13 +90,19 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
     settings = config.algorithm
     if settings.bc_coef:
         check_dealing(settings.batch_size, num_learners or num_ranks, "batch_size of demonstrations")
-    whole = settings.rollouts_per_update if isinstance(settings, GRPOConfig) else settings.rounds_per_update
+    whole = None
+    if isinstance(settings, GRPOConfig):
+        whole = settings.rollouts_per_update
+    elif isinstance(settings, PPOConfig):
+        whole = settings.rounds_per_update
+    if isinstance(settings, OffPolicyConfig):
+        check_dealing(settings.batch_size, num_learners or num_ranks, "batch_size")
     if whole is not None:
         horizon = max(task.horizon for task in benchmark.tasks)
         rounds, decisions_per_env = whole, math.ceil(horizon / config.chunk)
         steps_per_decision = horizon / decisions_per_env
     else:
-        assert isinstance(settings, PPOConfig)
+        assert not isinstance(settings, GRPOConfig)
         rounds, decisions_per_env = 1, settings.n_steps
         steps_per_decision = float(config.chunk)
     return BatchPlan(
@@ -109,7 +115,9 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
         rounds=rounds,
         decisions_per_env=decisions_per_env,
         steps_per_decision=steps_per_decision,
-        batch_size=min(settings.batch_size, config.num_envs * rounds * decisions_per_env),
+        batch_size=min(settings.batch_size, config.num_envs * rounds * decisions_per_env)
+        if not isinstance(settings, OffPolicyConfig)
+        else settings.batch_size,
         micro_batch_size=settings.micro_batch_size,
         n_epochs=settings.n_epochs,
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_gym.errors import BadValue, unknown_name
-from zoo.config.run_config import check_settings
-from zoo.config.settings import Options, Settings
+from zoo.config.algorithm_configs import ALGORITHMS, OffPolicyConfig
+from zoo.config.run_config import check_settings, known_settings
+from zoo.config.settings import Options, Settings, annotations_of
 from zoo.files import packaged_folder
 from zoo.yaml_text import read_yaml_mapping
 
@@ -32,7 +33,8 @@ class Hyperparams:
 
 def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None = None) -> Hyperparams:
     """Return the first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`; of
-    a family of the user's, which has none, nano's.
+    a family of the user's, which has none, nano's. Algorithms that learn from a replay take what their entry does not
+    say of the environment, the policy and the run from PPO's.
 
     `conf_file` replaces the packaged file. Raises `BadValue` when the file cannot be read, is no
     mapping or has no fitting entry, and `UnknownName` for a setting that does not exist.
@@ -43,10 +45,18 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     wanted = list(dict.fromkeys([*candidate_keys(env_id, policy), *own_family]))
     for key in wanted:
         if key in entries:
-            return _entry(algo, key, entries[key], where)
+            found = _entry(algo, key, entries[key], where)
+            return replace(found, values=deep_merge(_of_ppo(algo, env_id, policy), found.values))
     raise unknown_name(
         f"entry for {env_id} with {policy} in {where}, tried {', '.join(wanted)}; entry", wanted[0], entries
     )
+
+
+def _of_ppo(algo: str, env_id: str, policy: str) -> Options:
+    if not issubclass(ALGORITHMS[algo], OffPolicyConfig):
+        return {}
+    shared = known_settings(algo).keys() - annotations_of(ALGORITHMS[algo]).keys()
+    return {name: value for name, value in load_hyperparams("ppo", env_id, policy).values.items() if name in shared}
 
 
 def acting_recipe(env_id: str, policy: str) -> Options:

@@ -17,6 +17,7 @@ from vla_policies.conventions import Conventions
 from zoo.config.algorithm_configs import (
     ALGORITHMS,
     REMOVED_SETTINGS,
+    AlgorithmConfig,
     GRPOConfig,
     PPOConfig,
     SFTConfig,
@@ -150,7 +151,7 @@ class RunConfig:
     """Everything that decides what a run computes (plus where it computes it)."""
 
     algo: str
-    """ppo, grpo, or sft."""
+    """ppo, grpo, qc, or sft."""
     env: EnvId
     """Environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3."""
     policy: str
@@ -221,11 +222,11 @@ class RunConfig:
                     "normalize_advantage needs at least 2 decisions, got "
                     f"batch_size={settings.batch_size}, n_steps x num_envs = {self.num_envs * settings.n_steps}"
                 )
-        elif self.group_size < 2:
+        elif isinstance(settings, GRPOConfig) and self.group_size < 2:
             raise BadValue(f"GRPO compares episodes of a group: group_size must be at least 2, got {self.group_size}")
 
     @property
-    def algorithm(self) -> PPOConfig | GRPOConfig:
+    def algorithm(self) -> AlgorithmConfig:
         """All settings of the algorithm, defaults included; raises like `check_settings` for others."""
         cls = ALGORITHMS[self.algo]
         return cls(**check_fields(annotations_of(cls), self.algo_kwargs, "algo_kwargs"))

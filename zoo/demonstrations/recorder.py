@@ -14,6 +14,8 @@ from zoo.experts import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 """LeRobot's names for the outcome of a step."""
+EXECUTED = "vla_zoo.executed"
+"""Column of datasets of whole decisions: simulator steps run of a frame's chunk."""
 PRIVILEGED = "vla_zoo.privileged"
 """Column of what an expert saw: poses in metres, the goal. Not named "observation.*", which policies take as input."""
 HOLD = 5

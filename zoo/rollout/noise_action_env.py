@@ -6,7 +6,6 @@ Source: Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Spac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,24 +13,15 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
-from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_policies.conventions import check_spaces
-from vla_policies.flow_backbone import FlowBackbone
 from vla_policies.policy import VLAPolicy
-from vla_policies.types import PolicyInputs
+from vla_policies.steering.steering import SeenByFlow
 
 Reward = Literal["step_cost", "environment"]
 REWARDS: tuple[Reward, ...] = ("step_cost", "environment")
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    inputs: PolicyInputs
-    context: Any
-    observation_NF: np.ndarray
 
 
 class NoiseActionVecEnv(VecEnvWrapper):
@@ -59,11 +49,6 @@ class NoiseActionVecEnv(VecEnvWrapper):
         repeat: bool = True,
         reward: Reward = "step_cost",
     ) -> None:
-        if not isinstance(policy.backbone, FlowBackbone):
-            raise BadValue(
-                f"only a flow policy begins at noise (pi0, pi05, smolvla, nano-flow), got family "
-                f"'{policy.backbone.family}', which draws tokens"
-            )
         if not isinstance(venv, VecEnv):
             raise BadValue(f"{type(venv).__name__} is no VecEnv of Stable-Baselines3; give its view, envs.as_sb3()")
         check_spaces(policy.conventions, venv.observation_space, venv.action_space)
@@ -72,18 +57,18 @@ class NoiseActionVecEnv(VecEnvWrapper):
         if reward not in REWARDS:
             raise BadValue(f"reward must be one of {', '.join(REWARDS)}, got '{reward}'")
         self.policy = policy
-        self.backbone = policy.backbone
         self.repeat = repeat
         self.reward = reward
         policy.set_training_mode(False)
-        width = self.backbone.flow_width * (1 if repeat else self.backbone.horizon)
         made_up = {
             key: np.zeros((1, *space.shape), space.dtype)
             for key, space in venv.observation_space.spaces.items()  # type: ignore[attr-defined]
         }
         made_up["instruction"][0] = encode_instruction("go")
-        num_features = self._encode(made_up).observation_NF.shape[1]
-        self._latest: _Encoded | None = None
+        num_features = self._encode(made_up).feature_BE.shape[1]
+        backbone: Any = policy.backbone
+        width = backbone.flow_width * (1 if repeat else backbone.horizon)
+        self._latest: SeenByFlow | None = None
         self._return_N = np.zeros(venv.num_envs)
         super().__init__(
             venv,
@@ -108,7 +93,7 @@ class NoiseActionVecEnv(VecEnvWrapper):
         obs, reward_N, done_N, infos = self.venv.step_wait()
         for env in np.flatnonzero(done_N):
             last = {key: value[None] for key, value in infos[env]["terminal_observation"].items()}
-            infos[env]["terminal_observation"] = self._encode(last).observation_NF[0]
+            infos[env]["terminal_observation"] = _numbers(self._encode(last))[0]
         if self.reward == "step_cost":
             solved_N = np.array([bool(info.get("is_success", False)) for info in infos])
             reward_N = np.where(solved_N & done_N, 0.0, -1.0).astype(np.float32)
@@ -123,28 +108,20 @@ class NoiseActionVecEnv(VecEnvWrapper):
     def chunks(self, noise_ND: np.ndarray) -> np.ndarray:
         """Environment actions `[N, K, A]` that the policy denoises from the noise at the latest observation."""
         assert self._latest is not None, "reset() comes first"
-        backbone, latest = self.backbone, self._latest
-        noise_NLD = torch.as_tensor(noise_ND, dtype=torch.float32, device=self.policy.device).reshape(
-            len(noise_ND), -1, backbone.flow_width
-        )
-        noise_NHD = noise_NLD.expand(-1, backbone.horizon, -1)
-        last_NHD = backbone.denoise_chain(latest.context, noise_NHD, backbone.flow.num_steps)[:, -1]
-        action_NKA = backbone.to_env(last_NHD, latest.inputs).float().cpu().numpy()
+        noise_NW = torch.as_tensor(noise_ND, dtype=torch.float32, device=self.policy.device)
+        action_NKA = self._latest.chunks(self.policy, noise_NW).cpu().numpy()
         space = self.venv.action_space
         assert isinstance(space, spaces.Box)
         return np.clip(action_NKA.reshape(-1, *space.shape), space.low, space.high)
 
     def _remember(self, obs: Any) -> np.ndarray:
         self._latest = self._encode(obs)
-        return self._latest.observation_NF
+        return _numbers(self._latest)
 
     @torch.no_grad()
-    def _encode(self, obs: Any) -> _Encoded:
-        inputs = self.policy.prepare(obs)
-        context = self.backbone.encode(inputs)
-        num = len(inputs.pixels_BMCHW)
-        feature_NE: Tensor = self.backbone.expert_feature(context, num, inputs.pixels_BMCHW.device)
-        columns = [feature_NE.float().cpu().numpy()]
-        if "state" in obs:
-            columns.append(np.asarray(obs["state"], dtype=np.float32).reshape(num, -1))
-        return _Encoded(inputs, context, np.concatenate(columns, axis=1))
+    def _encode(self, obs: Any) -> SeenByFlow:
+        return SeenByFlow.of(self.policy, obs)
+
+
+def _numbers(seen: SeenByFlow) -> np.ndarray:
+    return np.asarray(seen.feature_BE.cpu().numpy())

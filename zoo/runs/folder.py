@@ -36,6 +36,10 @@ ROBUSTNESS_FILE = "robustness.json"
 TRACKER_ID_FILE = "tracker_id.txt"
 POLICY_CONFIG_FILE, ADAPTER_CONFIG_FILE = "config.json", "adapter_config.json"
 """Configuration of a policy: of whole weights, of an adapter."""
+NETWORKS_FILE = "networks.safetensors"
+"""File of a checkpoint with the networks beside the policy."""
+REPLAY_FOLDER = "replay"
+"""Folder of a run with the decisions that it learns from."""
 OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE = (
     *("optimizer.safetensors", "rollout.safetensors", "reference.safetensors"),
 )

@@ -42,10 +42,14 @@ _CRITIC = (
     ("expl var", "train/critic/explained_variance", ".2g"),
 )
 _GROUPS = (("groups", "rollout/groups_kept", ".0%"),)
+_CHUNKS = (("q", "train/critic/q_mean", ".2f"), ("td", "train/critic/td_loss", ".1e"))
+_IMITATION = ("imitation", "train/actor/imitation_loss", ".2f")
+_REPLAY = ("replay", "rollout/replay", ".0f")
 _LAST = (("steps/s", "time/sim_steps_per_second", ".0f"),)
 
 COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "ppo": _FIRST + _ACTOR + _CRITIC + _LAST,
+    "qc": (*_FIRST, *_CHUNKS, _IMITATION, _REPLAY, *_LAST),
     "grpo": _FIRST + _GROUPS + _ACTOR + _LAST,
 }
 """Algorithm -> heading, key and format of each column of the screen's table."""

@@ -104,6 +104,12 @@ class TrainState:
         """Simulator steps done."""
         return self.counters.num_timesteps
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the arrays under their names in a checkpoint."""
+        names = ("episodes", "successes", "env", "rng")
+        facts = {"counters": self.counters.to_json(), **{name: getattr(self, name) for name in names}}
+        return facts if self.starts is None else {**facts, "starts": self.starts}
+
     @property
     def last_obs(self) -> Any:
         """The last observation as the environment gave it."""

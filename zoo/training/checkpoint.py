@@ -5,6 +5,7 @@
         optimizer.safetensors            tensors of the optimiser's state
         rollout.safetensors              last observation
         reference.safetensors            with kl_reference: copy, the policy before its first update
+        networks.safetensors             beside a replay: critics, their targets, their optimisers' state
         training_state.json              counters, random generators, environment, parameter groups
         manifest.json                    SHA-256 of every other file; written last
 
@@ -30,13 +31,15 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, shown
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, Manifest, check_manifest, extend_manifest, read_manifest
-from vla_policies.checkpoint_io.weights import check_finite
+from vla_policies.checkpoint_io.weights import check_finite, check_tensors, read_safetensors
+from zoo.algorithms.collecting import Collecting
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, read_json, remove_folder, write_folder
+from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 from zoo.rollout.collector import first_env
-from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
+from zoo.runs.folder import NETWORKS_FILE, OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.train_state import Counters, TrainState
 
 FORMAT_VERSION = 1
@@ -49,7 +52,7 @@ _FORMER_HASHES = "sha256"
 # Writing --------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
+def save_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, checkpoints: Path) -> Path:
     """Write `checkpoints/step_<n>` for the last update boundary; return it. Every rank must call it; rank 0 writes.
 
     What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
@@ -59,30 +62,45 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
     if state is None:
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
     run = state.gather(algorithm.process_group)
-    facts = (
-        {}
-        if run is None
-        else {
-            "counters": run.counters.to_json(),
-            "episodes": run.episodes,
-            "successes": run.successes,
-            "env": run.env,
-            "rng": run.rng,
-            **({} if algorithm.demonstrations is None else {"demonstrations": algorithm.demonstrations.digests[0]}),
-            **({} if run.starts is None else {"starts": run.starts}),
-        }
-    )
+    facts = {} if run is None else run.to_json()
+    if isinstance(algorithm, VLAOffPolicyAlgorithm):
+        facts |= _replay_facts(algorithm)
+    elif algorithm.demonstrations is not None:
+        facts["demonstrations"] = algorithm.demonstrations.digests[0]
 
     def add_files(folder: Path) -> None:
         assert run is not None
         save_arrays({key: np.ascontiguousarray(array) for key, array in run.arrays.items()}, folder / ROLLOUT_FILE)
-        if algorithm.config.kl_coef:
+        if isinstance(algorithm, VLAOffPolicyAlgorithm):
+            save_file(_network_tensors(algorithm), folder / NETWORKS_FILE)
+        elif algorithm.config.kl_coef:
             algorithm.reference.save(folder)
 
     folder = checkpoints / f"step_{state.num_timesteps}"
     return write_checkpoint(
         folder, algorithm.policy, algorithm.process_group, type(algorithm).__name__, facts, add_files
     )
+
+
+def _replay_facts(algorithm: VLAOffPolicyAlgorithm) -> dict[str, Any]:
+    """Return the size of each rank's replay, and the parameter groups of the networks beside the policy."""
+    assert algorithm.replay is not None
+    algorithm.replay.flush()
+    learning: dict[str, Any] = {name: one for name, one in algorithm.networks.items() if hasattr(one, "optimizer")}
+    return {
+        "replay": algorithm.process_group.all_gather_object(algorithm.replay_state),
+        "networks": {name: one.optimizer.state_dict()["param_groups"] for name, one in learning.items()},
+    }
+
+
+def _network_tensors(algorithm: VLAOffPolicyAlgorithm) -> dict[str, Tensor]:
+    """Return `<network>.weights.<tensor>` and, of those that learn, `<network>.moments.<parameter>.<name>`."""
+    tensors: dict[str, Tensor] = {}
+    for name, network in algorithm.networks.items():
+        tensors |= {f"{name}.weights.{key}": x.cpu().contiguous() for key, x in network.state_dict().items()}
+        if hasattr(network, "optimizer"):
+            tensors |= {f"{name}.moments.{key}": x for key, x in optimizer_tensors(network).items()}
+    return {key: x.detach().clone() for key, x in tensors.items()}
 
 
 def write_checkpoint(
@@ -147,12 +165,15 @@ def best_success(folder: Path, *, keep_until: int | None = None) -> float | None
 # Reading --------------------------------------------------------------------------------------------
 
 
-def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
+def load_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, folder: Path) -> None:
     """Restore `algorithm`, which was built with the run's settings and environment.
 
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
     """
+    if isinstance(algorithm, VLAOffPolicyAlgorithm):
+        _load_replay_checkpoint(algorithm, folder)
+        return
     saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
     if algorithm.demonstrations is not None and saved.get("demonstrations") not in algorithm.demonstrations.digests:
         raise BadValue(
@@ -165,9 +186,38 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     if algorithm.config.kl_coef:
         algorithm.reference.load(folder)
     load_moments(algorithm.policy.optimizer, folder, saved)
-    num_envs = algorithm.n_envs * algorithm.process_group.size
-    first = first_env(algorithm.envs)
-    own = slice(first, first + algorithm.n_envs)
+    _restore_run(algorithm, folder, saved)
+
+
+def _load_replay_checkpoint(algorithm: VLAOffPolicyAlgorithm, folder: Path) -> None:
+    """As `load_checkpoint`; the replay is read when `learn` begins. Raise `BadValue` for another number of ranks."""
+    keys = ("env", "episodes", "successes", "replay", "networks")
+    saved, group = read_state(folder, type(algorithm).__name__, *keys), algorithm.process_group
+    if len(saved["replay"]) != group.size:
+        raise BadValue(f"'{folder}' has replays of {len(saved['replay'])} processes, this run has {group.size}")
+    algorithm.policy.backbone.restore(folder)
+    load_moments(algorithm.policy.optimizer, folder, saved)
+    path = folder / NETWORKS_FILE
+    tensors = read_safetensors(path)
+    networks: dict[str, Any] = algorithm.networks
+    for name, network in networks.items():
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
+        for kind, part in parts.items():
+            prefix = f"{name}.{kind}."
+            part |= {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+        check_tensors(path, parts["weights"], network.state_dict())
+        network.load_state_dict(parts["weights"])
+        if name in saved["networks"]:
+            load_optimizer(network.optimizer, parts["moments"], saved["networks"][name], path)
+    _restore_run(algorithm, folder, saved)
+    algorithm.replay_state = saved["replay"][group.rank]
+
+
+def _restore_run(algorithm: Collecting, folder: Path, saved: Mapping[str, Any]) -> None:
+    """Restore all of a checkpoint but weights and optimisers, of this rank's sub-environments."""
+    envs = algorithm.envs
+    first = first_env(envs)
+    own = slice(first, first + envs.num_envs)
     with content_of(folder / STATE_FILE):
         run = TrainState(
             counters=Counters.from_json(saved["counters"]),
@@ -178,7 +228,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
             arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
             starts=saved.get("starts"),
         )
-        algorithm.restore_state(run.scatter(own, num_envs))
+        algorithm.restore_state(run.scatter(own, envs.num_envs * algorithm.process_group.size))
 
 
 def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:

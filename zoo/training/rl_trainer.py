@@ -16,7 +16,8 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import check_same_weights
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
-from zoo.runs.folder import RunFolder, longer
+from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
+from zoo.runs.folder import REPLAY_FOLDER, RunFolder, longer
 from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
 from zoo.runs.monitor import MonitorFile
@@ -53,12 +54,16 @@ class RLTrainer(Trainer):
     """A run of PPO or GRPO: the last evaluation is recorded and reported."""
 
     command = TRAINING
-    model: VLAOnPolicyAlgorithm
+    model: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm
     _monitor: MonitorFile
     """Training episodes; of the rank that writes."""
 
-    def __init__(self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm, run: RunFolder) -> None:
+    def __init__(
+        self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, run: RunFolder
+    ) -> None:
         config, done, rollout = job.config, model.num_timesteps, plan.batch.simulator_steps
+        if isinstance(model, VLAOffPolicyAlgorithm):
+            model.replay_folder = run.path / REPLAY_FOLDER
         super().__init__(
             job,
             model,

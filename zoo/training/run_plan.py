@@ -16,6 +16,7 @@ from vla_gym.system.extras import check_installed
 from vla_gym.system.limits import num_cores
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, resolve_policy
+from zoo.config.algorithm_configs import OffPolicyConfig
 from zoo.config.batch_plan import BatchPlan, choose_stages, solve
 from zoo.config.memory_plan import (
     ROLES,
@@ -92,6 +93,8 @@ class RunPlan:
         size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
         placement = parse_placement(config.placement, size)
         check_staleness(placement, config.max_staleness, config.algo)
+        if not placement.everywhere and isinstance(config.algorithm, OffPolicyConfig):
+            raise BadValue(f"--algo {config.algo} collects where it learns, on every process; leave out --placement")
         if not placement.everywhere and config.algo_kwargs.get("rounds_per_update") is not None:
             raise BadValue(
                 "rounds_per_update: PPO's rounds are collected where they are learned; leave out --placement, or give "
@@ -230,12 +233,15 @@ def arithmetic_lines(plan: RunPlan, resume: ResumePoint | None = None) -> list[s
         rounds = f"{batch.rounds} rounds of " if batch.rounds > 1 else ""
         rollout = f"{rounds}{batch.num_envs} envs x {batch.decisions_per_env} decisions"
     portions = f", {batch.micro_batch_size} at a time" if batch.micro_batch_size else ""
+    settings = config.algorithm
+    steps = f"{batch.n_epochs} epochs x at most {batch.minibatches} minibatches"
+    if isinstance(settings, OffPolicyConfig):
+        steps = f"about {settings.updates_of(batch.decisions)} minibatches"
     lines = [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
         f"decision     up to {batch.chunk} simulator steps",
         f"rollout      {rollout}: at most {batch.decisions} decisions, {batch.simulator_steps} simulator steps",
-        f"update       {batch.n_epochs} epochs x at most {batch.minibatches} minibatches of {batch.batch_size} "
-        f"decisions{portions}",
+        f"update       {steps} of {batch.batch_size} decisions{portions}",
         f"run          {config.n_timesteps} simulator steps, in whole rollouts: at least "
         f"{-(-config.n_timesteps // batch.simulator_steps)} updates",
     ]

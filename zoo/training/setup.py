@@ -23,7 +23,6 @@ from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.resolver import PolicyRef
-from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.advice import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.gym_packages import asked_packages, built, import_parts
@@ -78,9 +77,7 @@ def make_envs(config: RunConfig, cleanup: ExitStack, **options: Any) -> VLAVecto
     return envs
 
 
-def make_model(
-    job: TrainJob, envs: VLAVectorEnv, device: torch.device, process_group: ProcessGroup
-) -> VLAOnPolicyAlgorithm:
+def make_model(job: TrainJob, envs: VLAVectorEnv, device: torch.device, process_group: ProcessGroup) -> Any:
     """Return the algorithm with the policy that the run starts from, seeded.
 
     Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
@@ -94,7 +91,7 @@ def make_model(
     wrapped: Any = envs
     for wrapper in import_parts(config.env_wrapper, "env_wrapper"):
         wrapped = built(wrapper, "env_wrapper", VectorWrapper, wrapped)
-    model: VLAOnPolicyAlgorithm = algorithm(
+    model: Any = algorithm(
         "VLAPolicy",
         wrapped,
         seed=config.seed,
@@ -130,14 +127,14 @@ def splitting_pays(policy: VLAPolicy, num_envs: int) -> bool:
     return seconds(num_envs // 2) <= HALF_PAYS * seconds(num_envs)
 
 
-def use_memory(model: VLAOnPolicyAlgorithm, plan: RunPlan, free: int) -> None:
+def use_memory(model: Any, plan: RunPlan, free: int) -> None:
     """Choose what the run does not say itself for a GPU that had `free` bytes before the model came: decisions scored
     at once and whether activations are computed again, the same on every rank, and room for kept features."""
     free, backbone = min(model.process_group.all_gather_object(free)), model.policy.backbone
     choice = plan.chosen(free, sharded=will_shard())
     if choice is None:
         return
-    model.micro_batch_size = choice.micro_batch_size  # type: ignore[attr-defined]
+    model.micro_batch_size = choice.micro_batch_size
     for on in choice.options.values():
         backbone.set_recompute(bool(on))
     if not will_shard():

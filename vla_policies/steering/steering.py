@@ -1,0 +1,238 @@
+"""Steering: a module beside a policy that changes how it decides, and not its weights.
+
+    <policy folder>/
+        steering.json          kind and settings
+        steering.safetensors   its weights
+
+BestOfN       of N sampled chunks the one that a critic prefers
+Conditioned   a prompt's suffix, with classifier-free guidance
+NoiseActor    the noise that a flow policy begins at
+
+`VLAPolicy.from_pretrained` opens it with the policy. PPO, GRPO and fine-tuning begin from the policy alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.observation import decode_instruction, encode_instruction
+from vla_gym.reading import read_json_object
+from vla_policies.actions.noise import Noise
+from vla_policies.checkpoint_io.folder import write_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.manifest import extend_manifest
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, write_safetensors
+from vla_policies.flow_backbone import FlowBackbone
+from vla_policies.processing.observations import batch_observation
+from vla_policies.steering.networks import ChunkCritic, CriticConfig
+from vla_policies.types import ActionSample, PolicyInputs
+
+CONFIG_FILE, WEIGHTS_FILE = "steering.json", "steering.safetensors"
+POSITIVE, NEGATIVE = ". Advantage: positive", ". Advantage: negative"
+"""Suffixes of the sentence (arXiv:2511.14759, section IV-C)."""
+
+
+class Steering(nn.Module, ABC):
+    """Decides in a policy's place, with it."""
+
+    kind: ClassVar[str]
+    """Name in `steering.json`."""
+    config: Any
+    """Settings, a frozen dataclass."""
+
+    @abstractmethod
+    def act(self, policy: Any, obs: Mapping[str, Any], *, deterministic: bool, noise: Noise) -> ActionSample:
+        """Decide for B observations; log-probabilities that no update reads are zero."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """A short description for reports."""
+
+    def save(self, folder: Path) -> None:
+        """Write both files into the policy's folder, and their hashes into its manifest."""
+        write_json(folder / CONFIG_FILE, {"kind": self.kind, **to_json(self.config)})
+        write_safetensors(folder / WEIGHTS_FILE, self.state_dict())
+        extend_manifest(folder, (CONFIG_FILE, WEIGHTS_FILE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfNConfig:
+    """Settings of `BestOfN`."""
+
+    critic: CriticConfig
+    num_samples: int
+    """N, chunks sampled for each decision."""
+
+
+class BestOfN(Steering):
+    """Plays of N sampled chunks the one that the critic's mean estimate prefers (Q-chunking, arXiv:2507.07969)."""
+
+    kind = "best_of_n"
+
+    def __init__(self, config: BestOfNConfig) -> None:
+        super().__init__()
+        self.config: BestOfNConfig = config
+        self.critic = ChunkCritic(config.critic)
+
+    def act(self, policy: Any, obs: Mapping[str, Any], *, deterministic: bool, noise: Noise) -> ActionSample:
+        num, inputs = self.config.num_samples, policy.prepare(obs)
+        action_NBKA = policy.backbone.candidates(inputs, policy.sampling, num, noise)
+        return _sample(self.critic.best(self.critic.encode(obs), action_NBKA))
+
+    def text(self) -> str:
+        return f"best of {self.config.num_samples} chunks by {self.config.critic.members} critics"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionedConfig:
+    """Settings of `Conditioned`."""
+
+    suffix: str = POSITIVE
+    """Text after the sentence."""
+    guidance: float = 1.0
+    """Weight of the suffix, of logits or velocities; 1: the suffix alone."""
+
+
+class Conditioned(Steering):
+    """Asks for good actions: the suffix that the policy learned for advantages above the threshold (RECAP)."""
+
+    kind = "conditioned"
+
+    def __init__(self, config: ConditionedConfig) -> None:
+        super().__init__()
+        self.config: ConditionedConfig = config
+
+    def act(self, policy: Any, obs: Mapping[str, Any], *, deterministic: bool, noise: Noise) -> ActionSample:
+        config, backbone = self.config, policy.backbone
+        batch, _ = batch_observation(obs, policy.conventions)
+        wanted = policy.prepare({**batch, "instruction": with_suffix(batch["instruction"], config.suffix)})
+        if config.guidance == 1.0:
+            sample: ActionSample = backbone.act(wanted, policy.sampling, deterministic=deterministic, noise=noise)
+        else:
+            sample = backbone.act_guided(
+                *(wanted, policy.prepare(batch), config.guidance, policy.sampling),
+                deterministic=deterministic,
+                noise=noise,
+            )
+        return _sample(sample.action_BKA)
+
+    def text(self) -> str:
+        return f"'{self.config.suffix.strip('. ')}' with guidance {self.config.guidance:g}"
+
+
+def with_suffix(instruction_BL: Tensor, suffix: str | Sequence[str]) -> Tensor:
+    """Return the sentences, UTF-8 bytes, with a suffix: one for all, or one each."""
+    suffixes = [suffix] * len(instruction_BL) if isinstance(suffix, str) else suffix
+    sentences = (decode_instruction(row) for row in instruction_BL.cpu().numpy())
+    pairs = zip(sentences, suffixes, strict=True)
+    return torch.from_numpy(np.stack([encode_instruction(sentence + own) for sentence, own in pairs]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseActorConfig:
+    """Settings of `NoiseActor`."""
+
+    sizes: tuple[int, ...]
+    """Features of the layers, those of the observation first and of the noise last."""
+    bound: float
+    """Largest size of each number of noise."""
+
+
+class NoiseActor(Steering):
+    """Chooses the noise that a flow policy begins at (DSRL, arXiv:2506.15799): the mean action of SAC's actor."""
+
+    kind = "noise_actor"
+
+    def __init__(self, config: NoiseActorConfig) -> None:
+        super().__init__()
+        self.config: NoiseActorConfig = config
+        layers: list[nn.Module] = []
+        for pair in pairwise(config.sizes):
+            layers += [nn.Linear(*pair), nn.ReLU()]
+        self.net = nn.Sequential(*layers[:-1])
+
+    def act(self, policy: Any, obs: Mapping[str, Any], *, deterministic: bool, noise: Noise) -> ActionSample:
+        seen = SeenByFlow.of(policy, obs)
+        return _sample(seen.chunks(policy, self.config.bound * torch.tanh(self.net(seen.feature_BE))))
+
+    def text(self) -> str:
+        return f"flow noise chosen in [{-self.config.bound:g}, {self.config.bound:g}]"
+
+
+@dataclass(frozen=True)
+class SeenByFlow:
+    """B observations as a flow policy has encoded them."""
+
+    inputs: PolicyInputs
+    context: Any
+    feature_BE: Tensor
+    """The head's mean hidden state at t = 1 and x = 0, and the proprioception, float32."""
+
+    @classmethod
+    def of(cls, policy: Any, obs: Mapping[str, Any]) -> SeenByFlow:
+        """Encode; raises `BadValue` for a policy that begins at no noise."""
+        backbone = policy.backbone
+        if not isinstance(backbone, FlowBackbone):
+            raise BadValue(
+                f"only a flow policy begins at noise (pi0, pi05, smolvla, nano-flow), got family '{backbone.family}', "
+                "which draws tokens"
+            )
+        inputs = policy.prepare(obs)
+        context = backbone.encode(inputs)
+        device = inputs.pixels_BMCHW.device
+        columns = [backbone.expert_feature(context, len(inputs.pixels_BMCHW), device).float()]
+        if "state" in obs:
+            state_BS = torch.as_tensor(obs["state"], dtype=torch.float32)
+            columns.append(state_BS.reshape(len(columns[0]), -1).to(device))
+        return cls(inputs, context, torch.cat(columns, dim=1))
+
+    def chunks(self, policy: Any, noise_BW: Tensor) -> Tensor:
+        """Environment actions `[B, K, A]` from noise `[B, D]`, the same for all H actions, or `[B, H * D]`."""
+        backbone = policy.backbone
+        noise_BLD = noise_BW.reshape(len(noise_BW), -1, backbone.flow_width)
+        chunks: Tensor = backbone.chunks_from(self.context, self.inputs, noise_BLD.expand(-1, backbone.horizon, -1))
+        return chunks.float()
+
+
+def _sample(action_BKA: Tensor) -> ActionSample:
+    return ActionSample(action_BKA, torch.zeros_like(action_BKA), torch.zeros(len(action_BKA)))
+
+
+_KINDS: Mapping[str, tuple[type[Any], type[Any]]] = {
+    BestOfN.kind: (BestOfN, BestOfNConfig),
+    Conditioned.kind: (Conditioned, ConditionedConfig),
+    NoiseActor.kind: (NoiseActor, NoiseActorConfig),
+}
+"""Kind -> its class, and that of its settings."""
+
+
+def read_steering(folder: Path) -> Steering | None:
+    """Return the steering in a policy's folder; None where there is none."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return None
+    values = read_json_object(path)
+    kind = str(values.pop("kind", ""))
+    if kind not in _KINDS:
+        raise unknown_name(f"kind of steering ('{path}')", kind, _KINDS)
+    made, config = _KINDS[kind]
+    steering: Steering = made(from_json(config, values, str(path)))
+    load_into(steering, folder / WEIGHTS_FILE)
+    return steering
+
+
+def load_into(module: nn.Module, path: Path) -> None:
+    """Read a module's weights; raise `BadValue` unless the file has all of them and no other."""
+    tensors = read_safetensors(path)
+    check_tensors(path, tensors, module.state_dict())
+    module.load_state_dict(tensors)

@@ -1,0 +1,1 @@
+"""Learning from every step: a replay of decisions, and algorithms that go over it."""
