@@ -69,7 +69,7 @@ class VLAPolicy(ActorCriticPolicy):
     backbone: Backbone
     sampling: Sampling
     steering: Steering | None = None
-    """What decides in the policy's place, where something does."""
+    """Decides in the policy's place; None: the policy itself."""
 
     def __init__(  # noqa: PLR0913 - SB3 hands its policy keywords one by one
         self,

@@ -1,1 +1,1 @@
-"""What chooses among a policy's decisions: critics of chunks, a prompt with guidance, noise of a flow policy."""
+"""Steering of a policy: critics of chunks, a prompt with guidance, the noise of a flow policy."""
