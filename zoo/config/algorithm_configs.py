@@ -302,8 +302,8 @@ class QCConfig(OffPolicyConfig):
     learning_starts: CountOrZero = 500
     """Decisions of a rank before the first step."""
     imitate: Imitate = "all"
-    """Decisions that the policy learns: all of the replay, those that the critics judge the better half, or none, so that
-    it stays as it is."""
+    """Decisions that the policy learns: all of the replay, those that the critics judge the better half, or none, as a
+    frozen policy does."""
 
     def updates_of(self, decisions: int) -> int:
         return max(1, round(self.updates_per_decision * decisions))
