@@ -28,11 +28,11 @@ from zoo.training.evaluation import VIDEO_EPISODES, Evaluator, evaluations_befor
 from zoo.training.run_plan import RunPlan, TrainJob, log_plan
 from zoo.training.setup import (
     join_run,
+    keep_stages_that_pay,
     make_envs,
     make_model,
     open_run_folder,
     run_log,
-    splitting_pays,
     training_share,
     use_memory,
 )
@@ -181,11 +181,8 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
         envs = make_envs(config, cleanup, pipeline_stages=stages, **training_share(config, process_group))
         model = make_model(job, envs, device, process_group)
         check_same_weights(model.policy, process_group)
-        if stages > 1 and config.pipeline_stages == "auto":
-            pays = process_group.is_first and splitting_pays(model.policy, envs.num_envs)
-            if not process_group.broadcast_object(pays):
-                envs.config = replace(envs.config, pipeline_stages=1)
-                _logger.info("stages       1, as deciding for half of them takes as long")
+        if config.pipeline_stages == "auto":
+            keep_stages_that_pay(model)
     else:
         from zoo.training.roles import set_up_roles
 

@@ -27,7 +27,7 @@ from zoo.distributed.weight_sync import Channel, WeightSync
 from zoo.training.callbacks import StopSignals
 from zoo.training.remote_rollouts import Exchange, RemoteRollouts, RolloutWorker
 from zoo.training.run_plan import RunPlan, TrainJob
-from zoo.training.setup import ENV_DEFAULTS, make_envs, make_model, training_share
+from zoo.training.setup import ENV_DEFAULTS, keep_stages_that_pay, make_envs, make_model, training_share
 
 _OUTSIDE = "192.0.2.1"
 """An address that no machine has (TEST-NET-1, RFC 5737): the way there is the default route."""
@@ -64,6 +64,8 @@ def set_up_roles(
     if rollouts is not None:
         pool = {"pool": remote_pool} if placement.remote_envs else {}
         model = model_of(rollouts, pipeline_stages=plan.batch.num_stages, **pool)
+        if config.pipeline_stages == "auto":
+            keep_stages_that_pay(model)
     holder = learner or model
     policy = None if holder is None else holder.policy
     check_same_weights(policy, process_group)

@@ -127,6 +127,17 @@ def splitting_pays(policy: VLAPolicy, num_envs: int) -> bool:
     return seconds(num_envs // 2) <= HALF_PAYS * seconds(num_envs)
 
 
+def keep_stages_that_pay(model: Any) -> None:
+    """Step the environments in one part where `splitting_pays` measures that two do not pay; every rank of the model's
+    group must call it."""
+    envs, group = model.envs, model.process_group
+    if envs.config.pipeline_stages > 1:
+        pays = group.is_first and splitting_pays(model.policy, envs.num_envs)
+        if not group.broadcast_object(pays):
+            envs.config = replace(envs.config, pipeline_stages=1)
+            _logger.info("stages       1, as deciding for half of them takes as long")
+
+
 def use_memory(model: Any, plan: RunPlan, free: int) -> None:
     """Choose what the run does not say itself for a GPU that had `free` bytes before the model came: decisions scored
     at once and whether activations are computed again, the same on every rank, and room for kept features."""

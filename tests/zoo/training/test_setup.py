@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import vla_gym
 from vla_policies import VLAPolicy
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.memory_plan import Rank, needs, total
 from zoo.distributed.process_group import ProcessGroup
 from zoo.train import parser
 from zoo.training.run_plan import RunPlan
-from zoo.training.setup import splitting_pays, use_memory
+from zoo.training.setup import keep_stages_that_pay, splitting_pays, use_memory
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,10 @@ def test_environments_are_split_where_half_of_them_decide_faster(
 
     monkeypatch.setattr(policy, "predict_with_noise", predict)
     assert splitting_pays(policy, 8) == pays
+    with closing(vla_gym.make_vec("Toy-Reach", num_envs=8, pipeline_stages=2)) as envs:
+        model: Any = SimpleNamespace(policy=policy, envs=envs, process_group=ProcessGroup())
+        keep_stages_that_pay(model)
+        assert envs.config.pipeline_stages == (2 if pays else 1)
 
 
 @pytest.mark.parametrize(("spare", "micro", "recompute"), [(0, 16, False), (-1, 8, False), (-(2**28), 1, True)])
