@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from vla_policies import VLAPolicy
 from vla_policies.model_folder import Request
-from vla_policies.resolver import open_folder
+from vla_policies.resolver import open_folder, resolve_policy
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
@@ -169,6 +170,12 @@ def test_action_dims_are_different_indices_of_the_checkpoints_numbers(folder: Pa
         open_policy(folder, action_dims=dims)
 
 
+def test_an_environment_of_other_actions_names_the_option_that_chooses(folder: Path) -> None:
+    policy = resolve_policy(folder, {"unnorm_key": KEY})
+    with pytest.raises(BadValue, match=r"action_dim=7.*action_dim=4; backbone_kwargs action_dims chooses"):
+        policy.fitted(replace(policy.conventions, action_dim=4, action_spec=None), None)
+
+
 OPEN_X = ("austin_buds_dataset_converted_externally_to_rlds", "bridge_orig", "fractal20220817_data")
 """Data sets of the base, which a merged fine-tune keeps in its `config.json`."""
 
@@ -215,6 +222,11 @@ def test_an_unmerged_training_folder_acts_through_its_heads(
     whole = open_policy(folder, head="l1", use_state=True, cameras=["image", "wrist_image"])
     action, merged = (each.act(obs, deterministic=True).action_BKA for each in (policy, whole))
     assert torch.equal(action, merged)
+
+
+def test_an_unknown_data_set_is_looked_for_where_the_statistics_are(unmerged: Path) -> None:
+    with pytest.raises(UnknownName, match=re.escape(f"'{unmerged}' 'bridge'")):
+        VLAPolicy.from_pretrained(unmerged, unnorm_key="bridge", device="cpu")
 
 
 def test_a_head_that_no_folder_has_is_named(unmerged: Path) -> None:
