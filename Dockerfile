@@ -23,7 +23,7 @@ COPY scripts/setup_system.sh scripts/
 RUN scripts/setup_system.sh python3 && rm -rf /var/lib/apt/lists/*
 
 COPY . .
-ARG EXTRAS=libero,libero-plus,metaworld,maniskill,datasets,optimize,plots,quantization,serve,words
+ARG EXTRAS=libero,libero-plus,metaworld,maniskill,datasets,optimize,play,plots,quantization,serve,words
 ARG PIP_EXTRA_INDEX_URL=
 RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install -c constraints.txt ".[$EXTRAS]" ./agents
 ENV PATH=/opt/venv/bin:$PATH

@@ -11,6 +11,7 @@ from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
+from zoo.hub.space import publish_space, space_files
 from zoo.hub.upload import adapter_base, check_repo, default_name, publish
 from zoo.runs.lookup import find_run, policy_folder
 
@@ -24,6 +25,7 @@ def parser() -> OneLineParser:
     p.add_argument("-name", "--repo-name", metavar="NAME", help="instead of REPO: its name")
     p.add_argument("--public", action="store_true", help="everybody may see it (default: private)")
     p.add_argument("--base", metavar="HUB_ID", help="name this as the adapter's base, not the folder it came from")
+    p.add_argument("--space", action="store_true", help="and the Space REPO, where visitors play it, see vla-zoo play")
     p.add_argument("--weights-only", action="store_true", help="leave out what training would go on from")
     return p
 
@@ -50,8 +52,11 @@ def run(argv: Sequence[str]) -> int:
             "where they find it",
             file=sys.stderr,
         )
+    space = space_files(found, repo) if args.space else None
     sent_to = publish(found, repo, public=args.public, base=args.base, with_checkpoint=not args.weights_only)
     print(f"pushed to  {sent_to}")
+    if space:
+        print(f"play it at {publish_space(space, repo, public=args.public)}")
     return 0
 
 

@@ -1,4 +1,5 @@
-"""A Hugging Face Hub on the loopback: what huggingface_hub 2.4 asks for when it sends and fetches model repositories.
+"""A Hugging Face Hub on the loopback: what huggingface_hub 2.4 asks for when it sends and fetches model repositories,
+and when it sends Spaces.
 
 whoami, create, validate-yaml, preupload, LFS batch and blobs, commit; repository info, tree, resolve. Like the
 Hub it answers 401 to a wrong token and hides private repositories, keeps every commit, and takes a commit whole or
@@ -112,9 +113,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/whoami-v2":
             right = self.token == TOKEN
             self.answer(200 if right else 401, {"name": USER, "type": "user"} if right else {"error": "Invalid"})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)(/.*)?", path):
+        elif found := re.fullmatch(r"/api/(?:models/)?((?:spaces/)?[^/]+/[^/]+)/tree/([^/]+)(/.*)?", path):
             self.tree(found[1], found[2])
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+        elif found := re.fullmatch(r"/api/(?:models/)?((?:spaces/)?[^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             self.info(found[1], found[2] or "main")
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(*found.groups())
@@ -172,17 +173,18 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(401, {"error": "Invalid credentials"})
         elif path == "/api/repos/create":
             self.create(json.loads(body))
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+        elif found := re.fullmatch(r"/api/(?:models/)?((?:spaces/)?[^/]+/[^/]+)/preupload/main", path):
             self.preupload(found[1], json.loads(body))
         elif found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             self.batch(json.loads(body))
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+        elif found := re.fullmatch(r"/api/(?:models/)?((?:spaces/)?[^/]+/[^/]+)/commit/main", path):
             self.commit(found[1], [json.loads(line) for line in body.splitlines() if line])
         else:
             self.answer(404, {"error": path})
 
     def create(self, wanted: dict[str, Any]) -> None:
-        name = f"{wanted.get('organization') or USER}/{wanted['name']}"
+        kind = "spaces/" if wanted.get("type") == "space" else ""
+        name = f"{kind}{wanted.get('organization') or USER}/{wanted['name']}"
         answer = {"url": f"{self.server.url}/{name}", "id": name}
         if name in self.server.repos:
             self.answer(409, answer | {"error": "You already created this model repo"})

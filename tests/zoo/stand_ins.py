@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.adapters.toy import COLOURS
 from vla_gym.simulator import SimStep
 from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
 from vla_policies import VLAPolicy
@@ -65,6 +66,22 @@ class StandInPolicy(VLAPolicy):
     def predict_values(self, obs: Any) -> Tensor:
         image = obs["image"] if isinstance(obs["image"], Tensor) else torch.as_tensor(np.asarray(obs["image"]))
         return self.scale * image.float().flatten(1).mean(dim=1, keepdim=True)
+
+
+def way_to_what_is_told(obs: Mapping[str, Any]) -> np.ndarray:
+    """Chunk of two actions of Toy-Reach towards the block whose colour stands in the instruction, float32 `[2, 2]`."""
+    colour = next(rgb for name, rgb in COLOURS.items() if name in obs["instruction"])
+    rows, columns = np.nonzero((obs["image"] == colour).all(axis=-1))
+    way = 2 * np.array([columns.mean() + 0.5, rows.mean() + 0.5]) / len(obs["image"]) - 1 - obs["state"]
+    return np.tile(0.3 * way / np.abs(way).max(), (2, 1)).astype(np.float32)
+
+
+class SeeingPolicy:
+    """Goes where it is told."""
+
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
+        action_BKA = torch.from_numpy(way_to_what_is_told({name: value[0] for name, value in obs.items()}))[None]
+        return ActionSample(action_BKA=action_BKA, logprob_BKA=torch.zeros(1, 2, 2), value_B=torch.zeros(1))
 
 
 class ScriptedSimulator:

@@ -125,11 +125,14 @@ class Agent:
         return Path(f"{elsewhere}-{name}-{folder_name(self.env)}.mp4")
 
 
-def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = False) -> tuple[Any, VLAVectorEnv]:
+def open_agent(
+    agent: Agent, *, every_step: bool = False, privileged: bool = False, every_camera: bool = False
+) -> tuple[Any, VLAVectorEnv]:
     """Load the policy, or connect with its server, then start the simulators; the caller closes the environment.
 
     A policy that cannot act as planned raises before any simulator starts. With `every_step` the environment is
-    stepped by single actions, whatever the policy's chunk; with `privileged` it shows what experts read, too.
+    stepped by single actions, whatever the policy's chunk; with `privileged` it shows what experts read, too; with
+    `every_camera` the wrist camera, too, where there is one.
     """
     import torch
 
@@ -146,6 +149,8 @@ def open_agent(agent: Agent, *, every_step: bool = False, privileged: bool = Fal
         check_installed(agent.benchmark)
         policy = load_policy(agent.policy, agent.policy_kwargs, device, agent.env, agent.env_options)
     options = {**agent.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
+    if every_camera and "wrist_image" in agent.benchmark.cameras:
+        options["wrist_camera"] = True
     return policy, make_vec(agent.env, agent.num_envs, autoreset_mode="disabled", **options)
 
 

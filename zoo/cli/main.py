@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
     "compare": ("zoo.compare", "two policies on the same start states: a paired test"),
     "enjoy": ("zoo.enjoy", "watch a trained agent in a window, or as an mp4 without a display"),
+    "play": ("zoo.play", "type instructions to a robot in the browser and watch it live"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
     "serve": ("zoo.serve", "a policy for robots and other simulators, over WebSockets"),
     "optimize": ("zoo.optimize", "search for better settings with Optuna"),

@@ -10,7 +10,7 @@ One commit holds all of it, so that nobody fetches half a run: `HfApi.upload_fol
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -175,12 +175,13 @@ def card_facts(
         evaluation=find_evaluation(run, weights, step),
         robustness=find_robustness(run, weights),
         protocol=read_json(protocol) if protocol is not None else {},
-        words=_words_of(policy),
+        words=words_of(policy),
         saved_step=saved_step,
     )
 
 
-def _words_of(policy: Path) -> str:
+def words_of(policy: Path) -> str:
+    """Return `words` of nano in a policy's folder; "" for other families."""
     config = policy / POLICY_CONFIG_FILE
     model = read_json(config).get("model", {}) if config.is_file() else {}
     return str(model.get("trunk", model).get("words", ""))
@@ -195,37 +196,57 @@ def adapter_base(policy: Path) -> str | None:
 
 
 def _send(run: RunFolder, repo: str, files: Mapping[str, Path], *, public: bool) -> str:
-    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
-
     from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS
 
     # They load torch, which a command's flags do without.
     from vla_policies.checkpoint_io.manifest import FORMER_FILE, MANIFEST_FILE
     from vla_policies.processing.statistics import STATISTICS_FILE
 
+    of_one_run = (*_OF_ONE_RUN, MANIFEST_FILE, FORMER_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
+    config = run.config()
+    url, hidden = commit_files(
+        repo,
+        files,
+        f"{config.algo.upper()} on {config.env}, by vla-zoo",
+        public=public,
+        stale=lambda name: name in of_one_run or name.startswith("checkpoints/") or name.endswith(".safetensors"),
+    )
+    kept = ", as it was; its settings on the Hub can change that" if hidden and public else ""
+    return f"{url}  ({'private' if hidden else 'public'}{kept})"
+
+
+def commit_files(
+    repo: str,
+    files: Mapping[str, Path | bytes],
+    message: str,
+    *,
+    public: bool,
+    stale: Callable[[str], bool] = lambda name: False,
+    space: bool = False,
+) -> tuple[str, bool | None]:
+    """Send files in one commit, in which other files whose names are `stale` go; return the repository's address and
+    whether it is private.
+
+    `space` means the Space of that name, not the model repository. Raises `BadValue` for one that is public and was not
+    to be.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
+
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.
         constants.HF_HUB_DISABLE_XET = True
-    api = HfApi(library_name="vla-zoo")
-    url = api.create_repo(repo, private=not public, exist_ok=True)
-    hidden = api.repo_info(repo).private
+    api, kind, sdk = HfApi(library_name="vla-zoo"), "space" if space else "model", "gradio" if space else None
+    url = api.create_repo(repo, private=not public, exist_ok=True, repo_type=kind, space_sdk=sdk)
+    hidden = api.repo_info(repo, repo_type=kind).private
     if not public and hidden is False:
         raise BadValue("it is public already; where that is meant: vla-zoo push_to_hub --public")
-    of_one_run = (*_OF_ONE_RUN, MANIFEST_FILE, FORMER_FILE, ADAPTER_SETTINGS, STATISTICS_FILE)
-    stale = [
-        name
-        for name in api.list_repo_files(repo)
-        if name not in files
-        and (name in of_one_run or name.startswith("checkpoints/") or name.endswith(".safetensors"))
-    ]
+    gone = [name for name in api.list_repo_files(repo, repo_type=kind) if name not in files and stale(name)]
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-        *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())),
-        *(CommitOperationDelete(path_in_repo=name) for name in stale),
+        *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in sorted(files.items())),
+        *(CommitOperationDelete(path_in_repo=name) for name in gone),
     ]
-    config = run.config()
-    api.create_commit(repo, operations, commit_message=f"{config.algo.upper()} on {config.env}, by vla-zoo")
-    kept = ", as it was; its settings on the Hub can change that" if hidden and public else ""
-    return f"{url}  ({'private' if hidden else 'public'}{kept})"
+    api.create_commit(repo, operations, commit_message=message, repo_type=kind)
+    return str(url), hidden
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from vla_gym.errors import VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_policies.checkpoint_io.json_records import to_json
-from zoo import collect, enjoy, evaluate, record_video
+from zoo import collect, enjoy, evaluate, play, record_video
 from zoo.agents.agent import Agent
+from zoo.agents.play_session import PlaySession
 from zoo.cli.agent import plan_rollout
 from zoo.serving.declaration import Declaration
 
@@ -98,6 +99,11 @@ def test_a_film_a_show_and_a_dataset(url: str, tmp_path: Path, capsys: pytest.Ca
     assert film.stat().st_size > 0
     assert enjoy.run(["--policy", url, "--episodes", "2", "--no-render", *FAST]) == 0
     assert "of 2 episodes solved" in capsys.readouterr().out
+    session = PlaySession.open(plan_rollout(play.parser().parse(["--policy", url, *FAST[2:]]), episodes=None))
+    session.instruct("to the blue one")
+    state = session.step()
+    assert (state.decisions, state.decision.entropy, set(state.images)) == (1, None, {"image", "wrist_image"})
+    session.close()
     dataset = tmp_path / "dataset"
     assert collect.run(["--policy", url, "-n", "2", "--keep-failures", "-o", str(dataset), *FAST]) == 0
     features = json.loads((dataset / "meta" / "info.json").read_text())["features"]

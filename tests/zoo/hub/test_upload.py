@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,8 +22,9 @@ from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from tests.zoo.stand_ins import toy_config
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
-from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
+from zoo import evaluate, load_from_hub, play, push_to_hub, record_video, train
 from zoo.agents import measuring
+from zoo.cli.agent import plan_rollout
 from zoo.cli.main import guarded, main
 from zoo.hub.upload import publish, publish_trained, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
@@ -212,6 +214,31 @@ def test_publicly_under_an_organisation(run: Path, hub: LoopbackHub, capsys: pyt
     repo = hub.repos["org/ppo-Toy-Reach-nano"]
     assert not repo.private
     assert repo.files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
+
+
+def test_a_space_plays_the_run(
+    run: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gradio")
+    capsys.readouterr()
+    assert push_to_hub.run(["-i", str(run), RUN, "--space"]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith(f"play it at {hub.url}/spaces/{RUN}  (give it a secret HF_TOKEN")
+    space = hub.repos[f"spaces/{RUN}"]
+    assert space.private
+    assert set(space.files) == {"README.md", "app.py", "packages.txt", "requirements.txt"}
+    assert space.files["requirements.txt"].decode() == f"vla-zoo[play]=={vla_gym.__version__}\n"
+    card = yaml.safe_load(space.files["README.md"].decode().split("---\n")[1])
+    assert (card["sdk"], card["app_file"], card["models"]) == ("gradio", "app.py", [RUN])
+
+    # Its program is the command, which finds the run where it was sent.
+    app, played = Path("app.py"), list[str]()
+    app.write_bytes(space.files["app.py"])
+    parser = play.parser()
+    monkeypatch.setattr("zoo.play.run", lambda argv: played.append(plan_rollout(parser.parse(argv), episodes=1).env))
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(app))
+    assert played == ["Toy-Reach"]
 
 
 def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
