@@ -18,6 +18,7 @@ import pytest
 import vla_gym
 from vla_gym.errors import VLAZooError
 from zoo.cli.arguments import key_values
+from zoo.cli.examples import EXAMPLES
 from zoo.cli.main import COMMANDS
 
 pytestmark = pytest.mark.processes
@@ -178,6 +179,15 @@ def test_commands_shown_are_commands(page: Path) -> None:
             check_command(words)
         except (VLAZooError, KeyError) as error:
             pytest.fail(f"{' '.join(words)}: {error}")
+
+
+def test_every_command_s_help_ends_with_examples_that_it_takes() -> None:
+    assert EXAMPLES.keys() == COMMANDS.keys()
+    for name, lines in EXAMPLES.items():
+        assert import_module(COMMANDS[name][0]).parser().format_help().endswith(f"{lines[-1]}\n"), name
+        for words in shown_commands("```bash\n" + "\n".join(lines) + "\n```\n"):
+            assert words[0] == name
+            check_command(words)
 
 
 def test_the_check_of_commands_can_fail() -> None:

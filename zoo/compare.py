@@ -21,7 +21,7 @@ from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import Outcomes, compare, compare_tasks, first_rounds, outcomes_of
 from zoo.files import content_of, quoted, read_json
 from zoo.runs.evaluations import OF_WEIGHTS
-from zoo.runs.folder import RESULTS_FILE
+from zoo.runs.folder import EVALUATION_FILE, RESULTS_FILE
 
 _OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
 
@@ -72,8 +72,9 @@ def run(argv: Sequence[str]) -> int:
     for name in _OF_PLAYING:
         if args.policy is None and getattr(args, name) is not None:
             raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
-    before = [read_results(path) for path in before_files]
-    after = [read_results(path) for path in after_files] if after_files else [play(args, before)]
+    name = file_of_runs([*before_files, *after_files])
+    before = [read_results(path, name) for path in before_files]
+    after = [read_results(path, name) for path in after_files] if after_files else [play(args, before)]
     if len({bool(side.record["deterministic"]) for side in (*before, *after)}) > 1:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (vla-zoo evaluate --stochastic)"
@@ -109,10 +110,18 @@ class Results:
     """Kind -> what the episodes were played under; none where the file does not say."""
 
 
-def read_results(path: str) -> Results:
-    """Return a file of `vla-zoo evaluate`, or that of a run folder; raises `BadValue` for anything else."""
+def file_of_runs(paths: Sequence[str]) -> str:
+    """Return the file that run folders are compared by: the results of `vla-zoo evaluate` where each of them has some,
+    else the last evaluations of their training."""
+    folders = [Path(path) for path in paths if Path(path).is_dir()]
+    names = (RESULTS_FILE, EVALUATION_FILE)
+    return next((name for name in names if all((folder / name).is_file() for folder in folders)), RESULTS_FILE)
+
+
+def read_results(path: str, name: str = RESULTS_FILE) -> Results:
+    """Return a file of `vla-zoo evaluate`, or the file `name` of a run folder; raises `BadValue` for anything else."""
     folder = Path(path).is_dir()
-    file = Path(path) / RESULTS_FILE if folder else Path(path)
+    file = Path(path) / name if folder else Path(path)
     if not file.is_file():
         hint = f"vla-zoo evaluate -i {quoted(path) if folder else f'RUN -o {quoted(file)}'}"
         raise BadValue(f"no results of vla-zoo evaluate in '{file}'; write one with: {hint}")
@@ -194,7 +203,12 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
 
 def differences(before: Sequence[Results], after: Sequence[Results]) -> list[str]:
     """Return a sentence for each condition, beside the policy, that one side was measured under and the other not."""
-    sentences = []
+    sentences = [
+        f"'{side.file}' is the last evaluation of training, mostly of start states that were trained on; others: "
+        f"vla-zoo evaluate -i {quoted(side.file.parent)}"
+        for side in (*before, *after)
+        if side.file.name == EVALUATION_FILE
+    ]
     for kind in before[0].conditions:
         ours, theirs = (frozenset().union(*(side.conditions[kind] for side in sides)) for sides in (before, after))
         if ours - theirs and theirs - ours:

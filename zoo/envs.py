@@ -17,7 +17,7 @@ from zoo.runs.lookup import find_agents
 def parser() -> OneLineParser:
     """The flags of `vla-zoo envs`."""
     p = OneLineParser("vla-zoo envs", "Environment ids. Where an id has several tasks, ID/0, ID/1, ... are one each.")
-    p.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="a part of their names, in any case")
+    p.add_argument("pattern", nargs="?", metavar="PATTERN", help="a part of their names, in any case (default: all)")
     add_gym_packages_argument(p)
     return p
 
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     envs, agents = list_envs(), find_agents()
-    fitting = [env for env in envs if args.pattern.casefold() in env.casefold()]
+    fitting = [env for env in envs if (args.pattern or "").casefold() in env.casefold()]
     if not fitting:
         raise unknown_name("environment", args.pattern, envs)
     for env in fitting:

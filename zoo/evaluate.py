@@ -34,13 +34,13 @@ def parser() -> OneLineParser:
     add_policy_arguments(p, default_split="with -i test, where that has start states of its own, else as trained")
     add_run_arguments(p)
     add_episodes_argument(p, default=None, words="all start states")
-    p.add_argument("--video", action="store_true", help="film nine of the episodes, as an mp4 beside the results")
+    p.add_argument("--video", action="store_true", help="record nine of the episodes, as an mp4 beside the results")
     protocols = p.add_mutually_exclusive_group()
     protocols.add_argument(
         "--robustness",
         action="store_true",
         help="on LIBERO and on what LIBERO-PRO and LIBERO-Plus change of it, the episodes spread over these axes "
-        f"(default: {EPISODES_OF_AXIS} each): one table, robustness.json and a picture beside it",
+        f"(default: {EPISODES_OF_AXIS} each): one table, robustness.json and an image beside it",
     )
     protocols.add_argument(
         "--published",
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     check_alone("vla-zoo evaluate")
     if args.video and (args.robustness or args.published):
-        raise BadValue("--video films one environment, --robustness and --published play several; leave one out")
+        raise BadValue("--video records one environment, --robustness and --published play several; leave one out")
     if args.published is not None:
         args.run = chosen_run(args) if args.run else None
         return evaluate_published(args)
@@ -90,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
     kept = output.name != RESULTS_FILE and not args.output
     print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
     if video:
-        print(f"film        {video}")
+        print(f"video       {video}")
     return 0
 
 

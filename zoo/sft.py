@@ -59,7 +59,7 @@ def parser() -> OneLineParser:
         resume="a run folder: go on in place where it was stopped",
         params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
         num_envs={"help": "simulators of the evaluation", "default": str(DEFAULT_NUM_ENVS)},
-        eval_freq={"help": "updates between evaluations; 0: at the end (default)", "metavar": "UPDATES"},
+        eval_freq={"help": "updates between evaluations; 0: at the end", "metavar": "UPDATES", "default": "0"},
         save_freq={
             "help": "updates between checkpoints; 0: when stopped",
             "metavar": "UPDATES",

@@ -62,6 +62,7 @@ def parser(
         "of a run: go on from there in a new run folder; auto: in the newest run of this --algo, --env and -f, or "
         "begin one",
         params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
+        policy={"default": "the trained agent that comes with vla-zoo for this environment, else nano"},
         num_envs={"default": "the recipe's"},
         eval_freq={"metavar": "STEPS"},
         save_freq={"metavar": "STEPS", "default": "the recipe's, else a quarter of -n"},

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from tables import cell, code, table
 
+from zoo.cli.examples import EXAMPLES
 from zoo.cli.main import COMMANDS
 
 
@@ -16,17 +17,17 @@ def pages() -> Iterator[tuple[str, str]]:
     rows = [(f"[`{name}`](generated/commands/pages/{name}.md)", cell(text)) for name, (_, text) in COMMANDS.items()]
     yield "commands/table.md", table(("command", "does"), rows)
     for name, (module, _) in COMMANDS.items():
-        yield f"commands/pages/{name}.md", command_page(name, module, import_module(module).parser())
+        yield f"commands/pages/{name}.md", command_page(name, import_module(module).parser())
 
 
-def command_page(name: str, module: str, parser: argparse.ArgumentParser) -> str:
+def command_page(name: str, parser: argparse.ArgumentParser) -> str:
     """Return the page of one command."""
     rows = [(flags_of(action), cell(help_of(parser, action))) for action in parser._actions]
     return "\n".join(
         [
             f"# {name}\n",
             f"{parser.description}\n",
-            f"```bash\nvla-zoo {name} ...          # or: python -m {module} ...\n```\n",
+            "```bash\n" + "\n".join(EXAMPLES.get(name, (f"vla-zoo {name} ...",))) + "\n```\n",
             table(("flag", "means"), rows),
         ]
     )

@@ -140,6 +140,13 @@ def test_a_run_folder_stands_for_its_results(tmp_path: Path, capsys: pytest.Capt
         Path(write(tmp_path / "run_1.json", solved)).rename(tmp_path / name / "results.json")
     assert run([str(tmp_path / "sft"), str(tmp_path / "ppo")]) == 0
     assert "2 start states gained, 0 lost" in capsys.readouterr().out
+    # Where one was never evaluated: the last evaluations of their training, which is said.
+    (tmp_path / "ppo" / "results.json").rename(tmp_path / "ppo" / "evaluation.json")
+    Path(write(tmp_path / "run_1.json", "----")).rename(tmp_path / "sft" / "evaluation.json")
+    assert run([str(tmp_path / "sft"), str(tmp_path / "ppo")]) == 0
+    out = capsys.readouterr().out
+    assert "3 start states gained, 0 lost" in out
+    assert "ppo/evaluation.json' is the last evaluation of training" in out
     with pytest.raises(BadValue, match=r"no results of vla-zoo evaluate in .*results.json") as raised:
         run(["--before", str(tmp_path), "--after", str(tmp_path)])
     assert str(raised.value).endswith(f"write one with: vla-zoo evaluate -i {tmp_path}")

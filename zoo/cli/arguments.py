@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from vla_gym import __version__
 from vla_gym.errors import MOST_SHOWN, BadValue, VLAZooError, shortened, shown
+from zoo.cli.examples import EXAMPLES
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import ENV_OPTIONS, known_settings
 from zoo.config.settings import (
@@ -66,6 +67,11 @@ class OneLineParser(argparse.ArgumentParser):
         if options.get("nargs") == "+":
             options.setdefault("action", "extend")
         return super().add_argument(*names, **options)
+
+    def format_help(self) -> str:
+        """Return argparse's text, and the command's examples."""
+        lines = EXAMPLES.get(self.prog.removeprefix("vla-zoo "), ())
+        return super().format_help() + "".join(["\nexamples:\n", *(f"  {line}\n" for line in lines)] if lines else "")
 
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")

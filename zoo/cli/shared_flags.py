@@ -61,7 +61,7 @@ def add_new_run_arguments(
 ) -> None:
     """Add the flags of both `train` and `sft`; `overrides` are those of `add_fields` for `RunConfig`."""
     own = {
-        "policy": {"default": "the trained agent that comes with vla-zoo for this environment, else nano"},
+        "policy": {"default": "nano"},
         "seed": {"default": "drawn and stored"},
         "eval_episodes": {"default": "the recipe's"},
         "eval_tasks": {"metavar": "ID"},

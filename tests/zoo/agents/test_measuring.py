@@ -95,9 +95,9 @@ def test_an_evaluation_is_filmed_beside_its_results(tmp_path: Path, capsys: pyte
     assert evaluate.run([*flags, "--video", "-o", str(tmp_path / "mine.json")]) == 0
     said = capsys.readouterr().out
     assert "starting 1 simulators" in said
-    assert said.endswith(f"film        {tmp_path}/mine.mp4\n")
+    assert said.endswith(f"video       {tmp_path}/mine.mp4\n")
     assert (tmp_path / "mine.mp4").read_bytes()[4:8] == b"ftyp"
-    with pytest.raises(BadValue, match="--video films one environment"):
+    with pytest.raises(BadValue, match="--video records one environment"):
         evaluate.run([*flags, "--video", "--robustness"])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import zoo
+from vla_gym import list_envs
 from vla_gym.errors import BadValue, LostRank
 from zoo.cli.main import COMMANDS, guarded, main, report_error
 
@@ -237,6 +238,8 @@ def test_ids_and_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     goal, *perturbed = capsys.readouterr().out.splitlines()
     assert goal.split()[:3] == ["LIBERO-Goal", "10", "tasks"]
     assert all(line.startswith("LIBERO-Goal-") for line in perturbed)
+    assert main(["envs"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(list_envs())
     shutil.copytree(Path(__file__).parents[1] / "version_0_1" / "run", tmp_path / "ppo" / "Toy-Reach_1")
     (tmp_path / "ppo" / "Toy-Reach_2").mkdir()
     (tmp_path / "ppo" / "Toy-Reach_2" / "config.yml").write_text("{")
