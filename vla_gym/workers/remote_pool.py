@@ -1,13 +1,16 @@
 """Sub-environments in other processes of the run, maybe on other machines: `RemotePool` sends, `serve` answers.
 
 There is one connection for each server, which runs some slots in a pool of its own. It answers a message of commands
-by three: its pool's last failure as text, the reports (or a failure, after which it closes the connection), and the
-observations of those slots. Messages are those of `vla_gym.workers.messages` without shared memory.
+by two: its pool's last failure as text, and the reports (or a failure, after which it closes the connection). Messages
+are those of `vla_gym.workers.messages` without shared memory. The bytes of those slots' observations follow, from the
+server's memory to the client's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -38,6 +41,8 @@ class RemotePool(Pool):
             raise BadValue(f"{layout.num_slots} slots are not dealt evenly to {len(connections)} servers")
         self.memory = SlotMemory(layout)
         self._connections = list(connections)
+        for connection in connections:
+            _send_at_once(connection)
         self._place = {
             slot: (number, place)
             for number, slots in enumerate(assign_slots(layout.num_slots, len(connections), num_stages))
@@ -66,7 +71,7 @@ class RemotePool(Pool):
                 self.close()
                 failed = WorkerFailed(f"env server {number} raised {reply.kind}: {reply.text}")
                 raise reply.user_error() or failed
-            self._read_observations(self._recv(number), [command.slot for command in job])
+            self._read_observations(number, [command.slot for command in job])
             pending.reports.update(zip((command.slot for command in job), reply, strict=True))
         return pending.ordered_reports()
 
@@ -83,12 +88,16 @@ class RemotePool(Pool):
         except (EOFError, OSError) as error:
             raise self._server_lost(number, error) from error
 
-    def _read_observations(self, data: bytes, slots: Sequence[int]) -> None:
-        position = 0
-        for array in self.memory.observation.values():
-            part = array[slots]
-            array[slots] = np.frombuffer(data, part.dtype, part.size, position).reshape(part.shape)
-            position += part.nbytes
+    def _read_observations(self, number: int, slots: Sequence[int]) -> None:
+        for part in _observations(self.memory, slots):
+            while part:
+                try:
+                    size = os.readv(self._connections[number].fileno(), [part])
+                except OSError as error:
+                    raise self._server_lost(number, error) from error
+                if not size:
+                    raise self._server_lost(number, EOFError())
+                part = part[size:]
 
     def _server_lost(self, number: int, error: Exception) -> LostRank:
         self.close()
@@ -97,6 +106,7 @@ class RemotePool(Pool):
 
 def serve(connection: Connection, pool: Pool) -> None:
     """Run the commands that arrive until the other end closes, then close the pool. Raises the pool's errors."""
+    _send_at_once(connection)
     try:
         while True:
             try:
@@ -120,4 +130,20 @@ def _answer(connection: Connection, pool: Pool, message: bytes) -> None:
     slots = [command.slot for command in commands]
     connection.send_bytes(pool.last_failure.encode())
     connection.send_bytes(write_reports(reports))
-    connection.send_bytes(b"".join(array[slots].tobytes() for array in pool.memory.observation.values()))
+    for part in _observations(pool.memory, slots):
+        while part:
+            part = part[os.write(connection.fileno(), part) :]
+
+
+def _observations(memory: SlotMemory, slots: Sequence[int]) -> Iterator[memoryview]:
+    """Yield the bytes of some slots in a memory, key by key and slot by slot; those of adjacent slots are one piece."""
+    runs = np.split(np.array(slots), np.flatnonzero(np.diff(slots) != 1) + 1)
+    for array in memory.observation.values():
+        for run in runs:
+            yield array[run[0] : run[-1] + 1].data.cast("B")
+
+
+def _send_at_once(connection: Connection) -> None:
+    # Else TCP holds back the end of an answer until the last one is acknowledged, 40 ms on Linux.
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
