@@ -41,7 +41,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         return
     partial = _temporary(path, "partial")
     try:
-        with _naming(path, partial):
+        with naming(path, partial):
             yield partial
             partial.replace(path)
     except BaseException:
@@ -50,7 +50,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _naming(path: Path, partial: Path) -> Iterator[None]:
+def naming(path: Path, partial: Path) -> Iterator[None]:
     """Context manager that names `path` in errors of the system that name no file or one of `partial`, which stands in
     for it, and in those of safetensors."""
     try:
@@ -79,24 +79,37 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     Whatever kills the process leaves `folder` as it was or as it is to be: where the system cannot exchange two
     folders in one step, `recover_folders` puts the former one back.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    recover_folders(folder.parent)
-    partial, replaced = _temporary(folder, "partial"), _temporary(folder, "replaced")
+    partial = new_folder(folder)
     try:
-        with _naming(folder, partial):
-            partial.mkdir()
+        with naming(folder, partial):
             write(partial)
-            for file in partial.iterdir():
-                _sync(file)
-            _sync(partial)
-            if not folder.exists():
-                partial.rename(folder)
-            elif not _exchange(partial, folder):
-                folder.rename(replaced)
-                partial.rename(folder)
-            _sync(folder.parent)
+            put_folder(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def new_folder(folder: Path) -> Path:
+    """Make a temporary folder beside `folder`, for `put_folder`; return it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    recover_folders(folder.parent)
+    partial = _temporary(folder, "partial")
+    with naming(folder, partial):
+        partial.mkdir()
+    return partial
+
+
+def put_folder(partial: Path, folder: Path) -> None:
+    """Put a filled temporary folder in the place of `folder`; what was there may be left under the temporary name."""
+    replaced = _temporary(folder, "replaced")
+    for file in partial.iterdir():
+        _sync(file)
+    _sync(partial)
+    if not folder.exists():
+        partial.rename(folder)
+    elif not _exchange(partial, folder):
+        folder.rename(replaced)
+        partial.rename(folder)
+    _sync(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -100,9 +100,11 @@ def run(argv: Sequence[str]) -> int:
     quiet_torch_in_ranks()
     check_startable(plan)
     if point is not None:
+        from zoo.distributed.process_group import launched_processes
         from zoo.training.checkpoint import read_state
 
-        read_state(point.checkpoint, config.algo.upper())
+        # Several ranks compare hashes when they have met, each its share.
+        read_state(point.checkpoint, config.algo.upper(), hashed=slice(None if launched_processes() == 1 else 0))
     if args.dry_run:
         print(dry_run_text(plan, point, [*_published_lines(args), *_start_lines(config, policy)]))
         if point is None and (sentence := hopeless_start(config)) is not None:

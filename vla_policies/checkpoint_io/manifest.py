@@ -103,10 +103,10 @@ def writing_manifest(folder: Path, base: str | None = None) -> Iterator[None]:
     write_json(folder / MANIFEST_FILE, to_json(Manifest(dict(sorted({**kept, **written}.items())), base)))
 
 
-def extend_manifest(folder: Path, names: Iterable[str]) -> None:
-    """List more files of the folder in its manifest, or list them anew."""
-    manifest = read_manifest(folder) or Manifest({})
-    files = {**manifest.files, **{name: file_sha256(folder / name) for name in names}}
+def extend_manifest(folder: Path, names: Iterable[str], *, known: Mapping[str, str] | None = None) -> None:
+    """List more files of the folder in its manifest, or list them anew; of some names the SHA-256 may be `known`."""
+    manifest, known = read_manifest(folder) or Manifest({}), known or {}
+    files = {**manifest.files, **{name: known.get(name) or file_sha256(folder / name) for name in names}}
     write_json(folder / MANIFEST_FILE, to_json(Manifest(dict(sorted(files.items())), manifest.base)))
 
 

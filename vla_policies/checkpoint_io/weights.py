@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from vla_policies.checkpoint_io.folder import (
 
 SHARD_BYTES = 5 * 10**9
 """Largest file that `write_tensors` makes, as on the Hub."""
+Tensors = Mapping[str, Tensor]
+_DEFERRED: ContextVar[list[tuple[Path, Tensors]] | None] = ContextVar("deferred", default=None)
 _LFS_POINTER = b"version https://git-lfs"
 _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
@@ -184,8 +187,22 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             path.unlink()
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+@contextmanager
+def deferred_writes() -> Iterator[list[tuple[Path, Tensors]]]:
+    """Context manager in which `write_safetensors` writes nothing; the list has what it was asked to write."""
+    deferred: list[tuple[Path, Tensors]] = []
+    token = _DEFERRED.set(deferred)
+    try:
+        yield deferred
+    finally:
+        _DEFERRED.reset(token)
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Write one file of tensors."""
+    if (deferred := _DEFERRED.get()) is not None:
+        deferred.append((path, tensors))
+        return
     partial = path.with_name(path.name + ".partial")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, partial, metadata={"format": "pt"})

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors, write_safetensors
 from vla_policies.modules.quantization import quantized_layers
 from vla_policies.types import Evaluation
 from zoo.config.algorithm_configs import KLReference
@@ -41,9 +40,7 @@ class Reference:
     def save(self, folder: Path) -> None:
         """Write the copy's weights, if there is one, into a checkpoint."""
         if self._copies:
-            # Modules may hold a tensor under several names; safetensors requires separate memory for each.
-            state = {name: tensor.detach().cpu().clone() for name, tensor in self._policy.state_dict().items()}
-            save_file(state, folder / REFERENCE_FILE)
+            write_safetensors(folder / REFERENCE_FILE, self._policy.state_dict())
 
     def load(self, folder: Path) -> None:
         """Read the file of `save`."""

@@ -166,8 +166,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
     """Shard `module` over the ranks of `mesh`, unit by unit, and the state of its `optimizer` likewise.
 
     Of a unit weights are whole on each rank during its forward and backward pass, in the precision of `mp_policy`, and
-    gradients until they are summed into parts. Trained weights are kept in float32, from a checkpoint's masters where
-    there are any.
+    gradients until they are summed into parts. Trained weights are kept in float32.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -179,9 +178,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
         for parameter in unit.parameters():
             if parameter not in names:
                 continue  # a part of a block that is sharded already
-            master = state.get(names[parameter], {}).pop(MASTER, None)
             if settings["mp_policy"].param_dtype is not None and parameter.requires_grad:
-                parameter.data = parameter.data.float() if master is None else master.to(parameter.device)
+                parameter.data = parameter.data.float()
         fully_shard(unit, mesh=mesh, **settings)
     # No family changes a block's output in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -229,6 +227,11 @@ def whole(tensor: Tensor) -> Tensor:
     on_device = cast(DTensor, tensor.to(tensor.device_mesh.device_type))
     with lost_ranks():
         return on_device.full_tensor()
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

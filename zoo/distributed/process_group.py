@@ -44,12 +44,13 @@ class ProcessGroup:
         self,
         rank: int = 0,
         size: int = 1,
-        host_group: Any = None,
+        host_groups: tuple[Any, Any] = (None, None),
         gradient_group: Any = None,
         timeout: timedelta = HOST_TIMEOUT,
     ) -> None:
-        self.host_group = host_group
-        """The gloo group of the host data; None with one process."""
+        self.host_group, self.background_group = host_groups
+        """The gloo group of the host data, and another of the same ranks for a thread that writes meanwhile; None with
+        one process."""
         self.gradient_group = gradient_group
         """Group in which gradients are averaged, where it is not all of the run's processes; None = all."""
         self.rank = rank
@@ -67,11 +68,11 @@ class ProcessGroup:
         """Return a group of the ranks `numbers`, as 0, 1, ...; None on the others. Every rank must call it."""
         if tuple(numbers) == tuple(range(self.size)):
             return self
-        group = dist.new_group(list(numbers), backend="gloo", timeout=self._timeout)
+        groups = _two_groups(list(numbers), self._timeout)
         gradient_group = dist.new_group(list(numbers))
         if self.rank not in numbers:
             return None
-        return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group, self._timeout)
+        return ProcessGroup(list(numbers).index(self.rank), len(numbers), groups, gradient_group, self._timeout)
 
     # All to all -------------------------------------------------------------------------------------
 
@@ -264,13 +265,18 @@ def _meet(device: torch.device, timeout: timedelta) -> tuple[ProcessGroup, torch
         store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(backends(device.type), store=store, rank=rank, world_size=size, timeout=DEVICE_TIMEOUT)
     state = PartialState(cpu=device.type == "cpu")
-    group = _host_group(timeout)
-    return ProcessGroup(state.process_index, state.num_processes, group, timeout=timeout), state.device
+    groups = _host_groups(timeout)
+    return ProcessGroup(state.process_index, state.num_processes, groups, timeout=timeout), state.device
 
 
 @functools.cache
-def _host_group(timeout: timedelta) -> Any:
-    return dist.new_group(backend="gloo", timeout=timeout)
+def _host_groups(timeout: timedelta) -> tuple[Any, Any]:
+    return _two_groups(None, timeout)
+
+
+def _two_groups(ranks: list[int] | None, timeout: timedelta) -> tuple[Any, Any]:
+    first, second = (dist.new_group(ranks, backend="gloo", timeout=timeout) for _ in range(2))
+    return first, second
 
 
 def use_device(name: str) -> torch.device:

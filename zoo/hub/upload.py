@@ -23,7 +23,7 @@ from vla_policies.checkpoint_io.json_records import to_json
 from zoo.files import content_of, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
-from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, find_robustness, is_of_weights, weights_sha256
+from zoo.runs.evaluations import find_evaluation, find_robustness, is_of_weights, weights_sha256
 from zoo.runs.folder import (
     ADAPTER_CONFIG_FILE,
     POLICY_CONFIG_FILE,
@@ -34,12 +34,12 @@ from zoo.runs.folder import (
     STATE_FILE,
     RunFolder,
     folder_name,
+    is_of_training,
     step_of,
 )
 from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import lacks_evaluation
 
-_TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE, SCORE_FILE)
 """Files that must not stay beside the weights of another run."""
 
@@ -111,7 +111,8 @@ def repository_files(
     _check_whole(run, policy, saved)
     measured = [name for name in (RESULTS_FILE, ROBUSTNESS_FILE) if (run.path / name).is_file()]
     weights = weights_sha256(policy) if measured else None
-    files = {file.name: file for file in _sent_of(policy) if file.name not in _TRAINING_ONLY}
+    own = [file for file in _sent_of(policy) if not (is_of_training(file.name) or file.name == STATE_FILE)]
+    files = {file.name: file for file in own}
     files |= {name: inside(run.path, name, run.path) for name in RUN_RECORDS if (run.path / name).is_file()}
     for name in measured:
         if not is_of_weights(read_json(files[name]), weights):

@@ -19,18 +19,14 @@ from zoo.files import read_json
 from zoo.runs.folder import (
     EVALUATION_FILE,
     EVALUATIONS_FILE,
-    OPTIMIZER_FILE,
     PROTOCOL_FILE,
-    REFERENCE_FILE,
     RESULTS_FILE,
     ROBUSTNESS_FILE,
-    ROLLOUT_FILE,
     RunFolder,
+    is_of_training,
 )
 from zoo.runs.monitor import read_evaluation_arrays
 
-TRAINING_TENSORS = (OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE)
-"""Tensors beside a policy in a checkpoint folder that are no part of it."""
 OF_WEIGHTS = ("layout", "commit", "model_sha256", "base_commit", "base_model_sha256", "notes")
 """Entries of a `policy_record` that say which weights it was, and not how they are read."""
 _PROTOCOL = ("tasks", "own_instructions", "options")
@@ -43,7 +39,7 @@ def weights_sha256(folder: Path) -> str | None:
     Every byte is read, in blocks: 0.6 s of CPU for a GB where it was measured, or as long as the disk takes.
     """
     found = {file for pattern in TENSORS for file in folder.glob(pattern)}
-    files = sorted(file for file in found if file.name not in TRAINING_TENSORS)
+    files = sorted(file for file in found if not is_of_training(file.name))
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file_sha256(file)}  {file.name}\n".encode())

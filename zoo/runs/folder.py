@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
@@ -43,6 +44,7 @@ REPLAY_FOLDER = "replay"
 OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE = (
     *("optimizer.safetensors", "rollout.safetensors", "reference.safetensors"),
 )
+_OPTIMIZER_FILES = "optimizer*.safetensors"
 STATE_FILE, SCORE_FILE = "training_state.json", "score.json"
 """Beside the policy in a checkpoint, and in `best/`."""
 RECORDED_VIDEO, WATCHED_VIDEO, REPLAY_VIDEO = "recorded", "enjoy", "replay"
@@ -170,6 +172,16 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[bool]:
         except OSError:
             has_locks = False
         yield has_locks
+
+
+def is_of_training(name: str) -> bool:
+    """Whether a file of tensors in a checkpoint is no part of the policy."""
+    return name in (ROLLOUT_FILE, REFERENCE_FILE, NETWORKS_FILE) or fnmatch(name, _OPTIMIZER_FILES)
+
+
+def optimizer_files(checkpoint: Path) -> list[Path]:
+    """The files of the optimiser's state: the one file, or each rank's of a sharded run."""
+    return sorted(checkpoint.glob(_OPTIMIZER_FILES))
 
 
 def longer(n_timesteps: int, done: int) -> int:

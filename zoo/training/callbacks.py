@@ -27,7 +27,7 @@ from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress, Screen
 from zoo.runs.train_state import rng_state, set_rng_state
-from zoo.training.checkpoint import best_success, save_best, save_checkpoint
+from zoo.training.checkpoint import Saving, begin_checkpoint, best_success, save_best
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class CheckpointCallback(BaseCallback):
     :param save_freq: steps between checkpoints; 0 saves at the end only.
     :param keep: newest checkpoints to keep; None keeps all.
     :param at_end: whether a run that was not asked to stop is saved when it ends.
-    :param save: writes a checkpoint of the model into the parent folder it is given; returns its folder.
+    :param save: begins a checkpoint of the model in the parent folder it is given.
     """
 
     model: Any
@@ -59,7 +59,7 @@ class CheckpointCallback(BaseCallback):
         save_freq: int = 0,
         keep: int | None = None,
         at_end: bool = True,
-        save: Callable[[Any, Path], Path] = save_checkpoint,
+        save: Callable[[Any, Path], Saving] = begin_checkpoint,
     ) -> None:
         super().__init__()
         self._run = RunFolder(run)
@@ -68,7 +68,7 @@ class CheckpointCallback(BaseCallback):
         self._at_end = at_end
         self._write = save
         self._last_step = 0
-        self._saved: Path | None = None
+        self._saved = Saving(Path())
         self.stopping = False
         """Whether this rank was asked to stop."""
         self.stopped = False
@@ -80,11 +80,20 @@ class CheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """Write a checkpoint of the last update boundary unless this callback wrote it; every rank must call it."""
-        folder = self._run.checkpoint(self.model.train_state.num_timesteps)
+        self._begin()
+        self._finish()
+
+    def _begin(self) -> None:
         self._last_step = self.model.train_state.num_timesteps
-        if folder == self._saved:
-            return
-        self._saved = self._write(self.model, self._run.checkpoints)
+        if self._run.checkpoint(self._last_step) != self._saved.folder:
+            self._finish()
+            self._saved = self._write(self.model, self._run.checkpoints)
+            if self._saved.future is None:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that was begun last; remove older ones."""
+        self._saved.wait()
         if self._keep is not None and self.model.process_group.is_first:
             for step in self._run.saved_steps()[: -self._keep]:
                 remove_folder(self._run.checkpoint(step))
@@ -94,7 +103,7 @@ class CheckpointCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         if self._save_freq and self.model.num_timesteps - self._last_step >= self._save_freq:
-            self.save()
+            self._begin()
 
     def _on_step(self) -> bool:
         return not self.stopping
@@ -102,7 +111,8 @@ class CheckpointCallback(BaseCallback):
     def _on_training_end(self) -> None:
         self.stopped = self.model.process_group.any(self.stopping)
         if self._at_end or self.stopped:
-            self.save()
+            self._begin()
+        self._finish()
 
 
 class BestPolicy:

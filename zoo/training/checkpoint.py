@@ -2,7 +2,7 @@
 
     <run>/checkpoints/step_<n>/
         config.json, model.safetensors   the policy, as `from_pretrained` reads it
-        optimizer.safetensors            tensors of the optimiser's state
+        optimizer.safetensors            tensors of the optimiser's state; see `zoo.training.sharded_checkpoint`
         rollout.safetensors              last observation
         reference.safetensors            with kl_reference: copy, the policy before its first update
         networks.safetensors             beside a replay: critics, their targets, their optimisers' state
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,24 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vla_gym.errors import BadValue, shown
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE, Manifest, check_manifest, extend_manifest, read_manifest
-from vla_policies.checkpoint_io.weights import check_finite, check_tensors, read_safetensors
+from vla_policies.checkpoint_io.weights import check_finite, check_tensors, read_safetensors, write_safetensors
 from zoo.algorithms.collecting import Collecting
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
-from zoo.distributed.process_group import ProcessGroup
+from zoo.distributed.fsdp import (
+    MASTER,
+    has_low_precision_parameters,
+    optimizer_parameters,
+    own_part,
+    shard_like,
+    whole,
+    will_shard,
+)
+from zoo.distributed.process_group import ProcessGroup, lost_ranks
 from zoo.files import content_of, read_json, remove_folder, write_folder
 from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 from zoo.rollout.collector import first_env
@@ -49,14 +59,38 @@ _FORMER_HASHES = "sha256"
 """Key of the hashes in the state of checkpoints that have no manifest."""
 
 
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint that is being written, or was."""
+
+    folder: Path
+    """Where it will be, once it is whole."""
+    future: Future[Any] | None = None
+    """Its end; None where it has ended."""
+
+    def wait(self) -> Path:
+        """Return the folder, which is there; raises the error with which a rank could not write its part."""
+        if self.future is not None:
+            from zoo.training.sharded_checkpoint import first_failure
+
+            with lost_ranks(), first_failure():
+                self.future.result()
+        return self.folder
+
+
 # Writing --------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, checkpoints: Path) -> Path:
-    """Write `checkpoints/step_<n>` for the last update boundary; return it. Every rank must call it; rank 0 writes.
+    """Write `checkpoints/step_<n>` for the last update boundary; return it. Every rank must call it."""
+    return begin_checkpoint(algorithm, checkpoints).wait()
 
-    What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
-    `BadValue` when the algorithm has no boundary yet, or is inside an update.
+
+def begin_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, checkpoints: Path) -> Saving:
+    """As `save_checkpoint`; of a sharded policy returns once all is in main memory, from where it is written.
+
+    Any number of ranks can go on from it. Raises `BadValue` when the algorithm has no boundary yet, or is inside an
+    update.
     """
     state = algorithm.train_state
     if state is None:
@@ -69,10 +103,10 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, che
         facts["demonstrations"] = algorithm.demonstrations.digests[0]
 
     def add_files(folder: Path) -> None:
-        assert run is not None
-        save_arrays({key: np.ascontiguousarray(array) for key, array in run.arrays.items()}, folder / ROLLOUT_FILE)
+        if run is not None:
+            save_arrays({key: np.ascontiguousarray(array) for key, array in run.arrays.items()}, folder / ROLLOUT_FILE)
         if isinstance(algorithm, VLAOffPolicyAlgorithm):
-            save_file(_network_tensors(algorithm), folder / NETWORKS_FILE)
+            write_safetensors(folder / NETWORKS_FILE, _network_tensors(algorithm))
         elif algorithm.config.kl_coef:
             algorithm.reference.save(folder)
 
@@ -100,7 +134,7 @@ def _network_tensors(algorithm: VLAOffPolicyAlgorithm) -> dict[str, Tensor]:
         tensors |= {f"{name}.weights.{key}": x.cpu().contiguous() for key, x in network.state_dict().items()}
         if hasattr(network, "optimizer"):
             tensors |= {f"{name}.moments.{key}": x for key, x in optimizer_tensors(network).items()}
-    return {key: x.detach().clone() for key, x in tensors.items()}
+    return {key: whole(x.detach()).clone() for key, x in tensors.items()}
 
 
 def write_checkpoint(
@@ -110,28 +144,34 @@ def write_checkpoint(
     algorithm: str,
     facts: Mapping[str, Any],
     add_files: Callable[[Path], None] = lambda folder: None,
-) -> Path:
-    """Write the policy, its optimiser's state, what `add_files` adds, `STATE_FILE` with `facts`, and the manifest;
-    return `folder`.
+) -> Saving:
+    """Write the policy, its optimiser's state, what `add_files` adds, `STATE_FILE` with `facts`, and the manifest.
 
-    Every rank must call it; rank 0 writes.
+    Every rank must call it; rank 0 writes what is whole on all of them.
     """
-    moments = optimizer_tensors(policy, keep=process_group.is_first)
 
-    def write(folder: Path) -> None:
+    def fill(folder: Path) -> None:
         policy.save_trained(folder)
-        save_file(moments, folder / OPTIMIZER_FILE)
         add_files(folder)
         groups = policy.optimizer.state_dict()["param_groups"]
         state = {"format_version": FORMAT_VERSION, "algorithm": algorithm, **facts, "param_groups": groups}
         (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    if any(isinstance(parameter, DTensor) for parameter in optimizer_parameters(policy.optimizer)):
+        from zoo.training.sharded_checkpoint import save_in_background
+
+        return Saving(folder, save_in_background(folder, optimizer_tensors(policy), process_group, fill))
+
+    def write(folder: Path) -> None:
+        fill(folder)
+        write_safetensors(folder / OPTIMIZER_FILE, optimizer_tensors(policy))
         extend_manifest(folder, sorted(file.name for file in folder.iterdir() if file.name != MANIFEST_FILE))
 
     if process_group.is_first:
         write_folder(folder, write)
     # It is there for every rank.
     process_group.any(flag=False)
-    return folder
+    return Saving(folder)
 
 
 def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) -> None:
@@ -174,7 +214,9 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, fol
     if isinstance(algorithm, VLAOffPolicyAlgorithm):
         _load_replay_checkpoint(algorithm, folder)
         return
-    saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
+    group = algorithm.process_group
+    share = slice(group.rank, None, group.size)
+    saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes", hashed=share)
     if algorithm.demonstrations is not None and saved.get("demonstrations") not in algorithm.demonstrations.digests:
         raise BadValue(
             f"bc_dataset={shown(algorithm.config.bc_dataset)} does not hold what '{folder}' learned from: its images, "
@@ -185,7 +227,9 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, fol
     algorithm.policy.backbone.restore(folder)
     if algorithm.config.kl_coef:
         algorithm.reference.load(folder)
-    load_moments(algorithm.policy.optimizer, folder, saved)
+    # Parts are read as such: whole, one machine's memory might not hold them for all its ranks.
+    optimizer = algorithm.learner.raw_optimizer if will_shard() else algorithm.policy.optimizer
+    load_moments(optimizer, folder, saved)
     _restore_run(algorithm, folder, saved)
 
 
@@ -208,7 +252,9 @@ def _load_replay_checkpoint(algorithm: VLAOffPolicyAlgorithm, folder: Path) -> N
         check_tensors(path, parts["weights"], network.state_dict())
         network.load_state_dict(parts["weights"])
         if name in saved["networks"]:
-            load_optimizer(network.optimizer, parts["moments"], saved["networks"][name], path)
+            state = blank_state(network.optimizer, parts["moments"], saved["networks"][name], path)
+            for key, tensor in state.items():
+                tensor.copy_(shard_like(tensor, parts["moments"][key]))
     _restore_run(algorithm, folder, saved)
     algorithm.replay_state = saved["replay"][group.rank]
 
@@ -231,8 +277,11 @@ def _restore_run(algorithm: Collecting, folder: Path, saved: Mapping[str, Any]) 
         algorithm.restore_state(run.scatter(own, envs.num_envs * algorithm.process_group.size))
 
 
-def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
-    """Return the content of `STATE_FILE`; raises `BadValue` for lacking `keys`, damaged files, another algorithm's."""
+def read_state(folder: Path, algorithm: str, *keys: str, hashed: slice = slice(None)) -> dict[str, Any]:
+    """Return the content of `STATE_FILE`; raises `BadValue` for lacking `keys`, damaged files, another algorithm's.
+
+    Of the files that the manifest lists, those `hashed` are compared with it.
+    """
     path = folder / STATE_FILE
     if not path.is_file():
         raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
@@ -245,7 +294,8 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
             raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
     manifest = _manifest_of(folder, state)
     if manifest is not None:
-        check_manifest(folder, manifest)
+        names = sorted(manifest.files)[hashed]
+        check_manifest(folder, replace(manifest, files={name: manifest.files[name] for name in names}))
     elif "files" not in state:  # which version 0.1 wrote
         raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {MANIFEST_FILE}")
     return state
@@ -269,66 +319,61 @@ def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
 # The optimiser's state ------------------------------------------------------------------------------
 
 
-def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
-    """Return the state of `policy.optimizer` as `<parameter>.<name>` -> whole tensor on the CPU.
-
-    With the float32 masters of a policy that acts in less. Every rank must call it; one that does not `keep` it gets
-    nothing.
-    """
+def optimizer_tensors(policy: Any) -> dict[str, Tensor]:
+    """Return the state of `policy.optimizer` as `<parameter>.<name>` -> tensor, with the float32 masters of a policy
+    that acts in less."""
     optimizer = policy.optimizer
     tensors: dict[str, Tensor] = {}
-
-    def add(key: str, value: Tensor) -> None:
-        value = whole(value.detach())
-        if keep:
-            tensors[key] = value.cpu().clone()
-
     if has_low_precision_parameters(policy):
         for index, parameter in enumerate(optimizer_parameters(optimizer)):
-            add(f"{index}.{MASTER}", parameter.float())
+            tensors[f"{index}.{MASTER}"] = parameter.detach().float()
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise BadValue(f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is no tensor")
-            add(f"{index}.{name}", value)
+            tensors[f"{index}.{name}"] = value
     return tensors
 
 
 def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
-    """Restore `optimizer` from a checkpoint's `OPTIMIZER_FILE`; `state`: of `read_state`."""
-    path = folder / OPTIMIZER_FILE
-    with content_of(path):
-        tensors = _load_tensors(path, load_file)
-        check_finite(path, tensors)
-        load_optimizer(optimizer, tensors, state["param_groups"], path)
+    """Restore `optimizer` from a checkpoint's files, of a sharded one this rank's part; `state`: of `read_state`."""
+    from zoo.training.sharded_checkpoint import read_optimizer, read_optimizer_shapes  # brings FSDP
+
+    where = folder / OPTIMIZER_FILE
+    with content_of(where):
+        shapes = _load_tensors(where, lambda _: read_optimizer_shapes(folder))
+        tensors = blank_state(optimizer, shapes, state["param_groups"], where)
+        _load_tensors(where, lambda _: read_optimizer(folder, tensors))
+        check_finite(where, {key: own_part(tensor) for key, tensor in tensors.items()})
 
 
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], groups: Sequence[dict[str, Any]], where: Path
-) -> None:
-    """Restore `optimizer_tensors` and parameter groups; raises `BadValue` for another optimiser's.
+def blank_state(
+    optimizer: torch.optim.Optimizer, shapes: Mapping[str, Tensor], groups: Sequence[dict[str, Any]], where: Path
+) -> dict[str, Tensor]:
+    """Give `optimizer` these parameter groups, and state like `optimizer_tensors`; return its tensors, to be filled.
 
-    State that is yet to be cut over ranks stays on the CPU: whole, a GPU might not hold it.
+    Raises `BadValue` for another optimiser's.
     """
     present = optimizer.state_dict()["param_groups"]
     sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
     if sizes != wanted:
         raise BadValue(f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
     parameters = optimizer_parameters(optimizer)
-    # Without the moments: torch would give them the device and precision of the weights.
+    # Without the moments: torch would give them the precision of the weights.
     optimizer.load_state_dict({"state": {}, "param_groups": list(groups)})
-    for key, tensor in tensors.items():
+    tensors = {}
+    for key, like in shapes.items():
         number, _, name = key.partition(".")
         parameter = parameters[int(number)]
-        if tensor.ndim and tensor.shape != parameter.shape:
+        if like.ndim and like.shape != parameter.shape:
             raise BadValue(
-                f"'{where}' has '{key}' of shape {tuple(tensor.shape)}, its parameter has {tuple(parameter.shape)}"
+                f"'{where}' has '{key}' of shape {tuple(like.shape)}, its parameter has {tuple(parameter.shape)}"
             )
-        if name == MASTER and parameter.dtype.itemsize >= 4:
-            parameter.data.copy_(tensor)
+        if name == MASTER:
+            tensors[key] = parameter.detach()
             continue
-        # A low-precision weight's master is for `zoo.distributed.fsdp.shard` to take. A count of steps stays as it is.
-        if tensor.ndim and name != MASTER:
-            home = torch.device("cpu") if will_shard() else parameter.device
-            tensor = (tensor if tensor.dtype.itemsize >= 4 else tensor.float()).to(home)
-        optimizer.state[parameter][name] = tensor
+        dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
+        # A count of steps stays in main memory.
+        tensors[key] = torch.zeros_like(parameter, dtype=dtype) if like.ndim else torch.zeros((), dtype=dtype)
+        optimizer.state[parameter][name] = tensors[key]
+    return tensors

@@ -31,6 +31,7 @@ from zoo.config.memory_plan import (
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.config.tracking import Tracking
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
+from zoo.runs.folder import ADAPTER_CONFIG_FILE
 from zoo.runs.lookup import PREFIX, ResumePoint, agents_for
 
 _logger = logging.getLogger(__name__)
@@ -130,7 +131,9 @@ def checkpoint_policy(config: RunConfig, checkpoint: Path) -> PolicyRef:
     It does so even when the folder they came from is gone.
     """
     own = ("backbone_kwargs", "unnorm_key", "revision")
-    return resolve_policy(checkpoint, {name: v for name, v in config.policy_kwargs.items() if name not in own})
+    # Its hashes are compared with the rest of the checkpoint's; an adapter's base here.
+    given = {"verify": (checkpoint / ADAPTER_CONFIG_FILE).is_file(), **config.policy_kwargs}
+    return resolve_policy(checkpoint, {name: v for name, v in given.items() if name not in own})
 
 
 def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:

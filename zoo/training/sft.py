@@ -11,6 +11,7 @@ images are changed follow from the seed and the update's number, so nothing need
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ from zoo.imitation.frames import Frames, batches
 from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
 from zoo.rollout.stats import PhaseClock
 from zoo.runs.train_state import rng_state, set_rng_state
-from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
+from zoo.training.checkpoint import Saving, load_moments, read_state, write_checkpoint
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +83,6 @@ class SFT:
         self._settings = settings
         self._seed = seed
         self._paraphrases = paraphrases
-        self._learner: Learner | None = None
 
     def set_logger(self, logger: Logger) -> None:
         """Log there."""
@@ -96,8 +96,7 @@ class SFT:
         settings = self._settings
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         total = self.num_timesteps + total_timesteps
-        scorer = ImitationScorer(self.policy, settings.privileged_coef)
-        self._learner = learner = Learner(scorer, self.policy.optimizer, settings.max_grad_norm)
+        learner = self._learner
         order = batches(len(self._frames), settings.batch_size, torch.Generator().manual_seed(self._seed))
         began = time.perf_counter()
         callback.init_callback(self)  # type: ignore[arg-type]
@@ -118,6 +117,11 @@ class SFT:
         self.acting_policy()
         callback.on_training_end()
         return self
+
+    @functools.cached_property
+    def _learner(self) -> Learner:
+        scorer = ImitationScorer(self.policy, self._settings.privileged_coef)
+        return Learner(scorer, self.policy.optimizer, self._settings.max_grad_norm)
 
     def _update(self, index_B: Tensor, learner: Learner, total: int) -> float:
         settings = self._settings
@@ -156,13 +160,12 @@ class SFT:
 
     def acting_policy(self) -> VLAPolicy:
         """Return the policy with its present weights, ready to act; every rank must call it."""
-        if self._learner is not None:
-            self._learner.sync_weights()
+        self._learner.sync_weights()
         self.policy.set_training_mode(False)
         return self.policy
 
-    def save_checkpoint(self, checkpoints: Path) -> Path:
-        """Write `checkpoints/step_<n>` for the last boundary; return it. Every rank must call it; rank 0 writes."""
+    def begin_checkpoint(self, checkpoints: Path) -> Saving:
+        """Write `checkpoints/step_<n>` for the last boundary, see `zoo.training.checkpoint.begin_checkpoint`."""
         state = self.train_state
         assert state is not None
         policy = self.acting_policy()
@@ -175,13 +178,14 @@ class SFT:
         The number of ranks may be another. Raise `BadValue` for a damaged checkpoint, and for one of a run that
         learned from other demonstrations.
         """
-        state = read_state(folder, "sft", "digest")
+        own = slice(self.process_group.rank, None, self.process_group.size)
+        state = read_state(folder, "sft", "digest", hashed=own)
         # The hash of paraphrases followed that of frames in earlier versions.
         if not state["digest"].startswith(tuple(self.digests)):
             raise BadValue(
                 f"the dataset does not hold what '{folder}' learned from: its images, sentences or actions are others. "
                 "Give what it began with, as --dataset FOLDER"
             )
-        load_moments(self.policy.optimizer, folder, state)
+        load_moments(self._learner.raw_optimizer, folder, state)
         set_rng_state(state["rng"])
         self.num_timesteps = int(state["counters"]["num_timesteps"])

@@ -196,7 +196,7 @@ class SFTTrainer(Trainer):
         """`demonstrations` says how many there are."""
         # It keeps no checkpoint but the newest, and none once it has ended.
         checkpoints = CheckpointCallback(
-            run.path, save_freq=job.config.save_freq, keep=1, at_end=False, save=SFT.save_checkpoint
+            run.path, save_freq=job.config.save_freq, keep=1, at_end=False, save=SFT.begin_checkpoint
         )
         super().__init__(job, model, envs, run, checkpoints, planned_steps=job.config.n_timesteps)
         self._demonstrations = demonstrations

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +15,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, free_port, only_run, same_tensors, train, updates
+from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, free_port, only_run, same_tensors, start, train, updates
 from vla_gym.errors import BadValue
+from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
+from vla_policies.checkpoint_io.manifest import read_manifest
+from vla_policies.checkpoint_io.weights import write_safetensors
 from zoo.distributed.fsdp import (
     check_learnable,
     learning_copy,
@@ -29,7 +35,11 @@ from zoo.distributed.fsdp import (
     sharding_settings,
     sync_weights,
 )
-from zoo.training.checkpoint import load_optimizer, optimizer_tensors
+from zoo.distributed.process_group import ProcessGroup
+from zoo.files import put_folder
+from zoo.runs.folder import RunFolder
+from zoo.training import sharded_checkpoint
+from zoo.training.checkpoint import load_moments, optimizer_tensors, write_checkpoint
 
 FSDP = "one_node_fsdp2.yaml"
 RUN = (*TOY, "--policy", "openvla-oft", "--seed", "1", "-n", "60", "--save-freq", "30", "--eval-episodes", "0")
@@ -65,15 +75,22 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int
         folder = tmp_path / str(processes)
         train(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP)
         same_updates(updates(only_run(folder)), updates(alone)[1:])
+    VLAPolicy.from_pretrained(sharded, device="cpu").save_pretrained(tmp_path / "exported")
+    same_tensors(tmp_path / "exported", sharded, "model.safetensors", 1e-9)
+    assert not list((tmp_path / "exported").glob("optimizer*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallelism", "placement"),
-    [((2, 2), "all"), pytest.param(None, "env=0,rollout=1,actor=2-3", marks=pytest.mark.thorough)],
+    ("parallelism", "placement", "resumed"),
+    [
+        ((2, 2), "all", ()),
+        pytest.param(None, "all", (2, 1), marks=pytest.mark.thorough),
+        pytest.param(None, "env=0,rollout=1,actor=2-3", (), marks=pytest.mark.thorough),
+    ],
 )
 def test_replicas_of_shards_and_the_ranks_that_learn_make_the_update_of_one(
-    parallelism: tuple[int, int] | None, placement: str, tmp_path: Path
+    parallelism: tuple[int, int] | None, placement: str, resumed: tuple[int, ...], tmp_path: Path
 ) -> None:
     config = yaml.safe_load((CONFIGS / "two_nodes_fsdp2.yaml").read_text())
     for name in ("main_process_ip", "main_process_port", "rdzv_backend"):
@@ -91,6 +108,10 @@ def test_replicas_of_shards_and_the_ranks_that_learn_make_the_update_of_one(
     same_updates(updates(alone), updates(four))
     for file in ("model.safetensors", "optimizer.safetensors"):
         same_tensors(first_checkpoint(alone), first_checkpoint(four), file, 1e-4)
+    for processes in resumed:
+        folder = tmp_path / str(processes)
+        train(processes, ["-i", str(first_checkpoint(four)), "-f", str(folder)], config=FSDP)
+        same_updates(updates(only_run(folder)), updates(alone)[1:])
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
@@ -195,8 +216,9 @@ def linear(dtype: torch.dtype) -> nn.Linear:
     return policy
 
 
-def load(policy: nn.Linear, tensors: dict[str, torch.Tensor]) -> None:
-    load_optimizer(policy.optimizer, tensors, policy.optimizer.state_dict()["param_groups"], Path("file"))
+def load(policy: nn.Linear, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    save_file(tensors, folder / "optimizer.safetensors")
+    load_moments(policy.optimizer, folder, policy.optimizer.state_dict())
 
 
 @pytest.fixture
@@ -212,27 +234,32 @@ def saved() -> dict[str, torch.Tensor]:
 
 
 def test_moments_and_masters_of_sixteen_bit_weights_keep_their_precision(
-    saved: dict[str, torch.Tensor],
+    saved: dict[str, torch.Tensor], alone: DeviceMesh, tmp_path: Path
 ) -> None:
-    policy = linear(torch.bfloat16)
-    load(policy, saved)
-    assert torch.equal(policy.optimizer.state[policy.weight]["exp_avg"], saved["0.exp_avg"])
-    assert torch.equal(policy.optimizer.state[policy.weight]["master"], saved["0.master"])
+    acting = linear(torch.bfloat16)
+    learning = learning_copy(acting)
+    shard(learning, learning.optimizer, alone, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    load(learning, saved, tmp_path)
+    assert torch.equal(learning.optimizer.state[learning.weight]["exp_avg"].full_tensor(), saved["0.exp_avg"])
+    assert torch.equal(learning.weight.detach().full_tensor(), saved["0.master"])
+    assert acting.weight.dtype == torch.bfloat16
     # What had no gradient has a master and no moments.
-    assert list(policy.optimizer.state[policy.bias]) == ["master"]
-    assert torch.equal(optimizer_tensors(policy)["0.master"], saved["0.master"])
+    assert learning.bias not in learning.optimizer.state
+    assert torch.equal(optimizer_tensors(acting)["0.master"].full_tensor(), saved["0.master"])
 
 
-def test_a_float32_policy_goes_on_from_masters_and_keeps_none(saved: dict[str, torch.Tensor]) -> None:
+def test_a_float32_policy_goes_on_from_masters_and_keeps_none(saved: dict[str, torch.Tensor], tmp_path: Path) -> None:
     policy = linear(torch.float32)
-    load(policy, saved)
+    load(policy, saved, tmp_path)
     assert torch.equal(policy.weight.detach(), saved["0.master"])
     assert not [name for name in optimizer_tensors(policy) if "master" in name]
 
 
-def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(saved: dict[str, torch.Tensor]) -> None:
+def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(
+    saved: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     policy = linear(torch.float32)
-    load(policy, {**saved, "0.exp_avg": saved["0.exp_avg"].bfloat16()})
+    load(policy, {**saved, "0.exp_avg": saved["0.exp_avg"].bfloat16()}, tmp_path)
     policy.weight.sum().backward()
     policy.optimizer.step()
     # 0.9 x 1 + 0.1 x 1, and 0.9 x 2 + 0.1.
@@ -324,18 +351,6 @@ def test_a_family_sharded_by_blocks_computes_what_it_does_whole(families: tuple[
         assert numbers["gradient"] < 1e-6, family
 
 
-def test_moments_that_will_be_cut_stay_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = linear(torch.float32).to("meta")
-    policy.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
-    saved = {"0.exp_avg": torch.ones(1, 2), "0.exp_avg_sq": torch.ones(1, 2), "0.step": torch.tensor(1.0)}
-    load(policy, saved)
-    assert policy.optimizer.state[policy.weight]["exp_avg"].device.type == "meta", "the weights' device"
-    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "8")):
-        monkeypatch.setenv(name, value)
-    load(policy, saved)
-    assert {value.device.type for value in policy.optimizer.state[policy.weight].values()} == {"cpu"}
-
-
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
     """A mesh of this process alone."""
@@ -362,3 +377,86 @@ def test_the_learning_policy_hands_its_trained_weights_over(alone: DeviceMesh) -
     assert torch.equal(acting.weight, before)
     sync_weights(learning, acting)
     torch.testing.assert_close(acting.weight.detach(), before - 1.0)
+
+
+class Saved(nn.Linear):
+    """A policy that can be saved."""
+
+    def save_trained(self, folder: Path) -> None:
+        write_safetensors(folder / "model.safetensors", self.state_dict())
+
+
+@pytest.fixture
+def policies(alone: DeviceMesh) -> tuple[nn.Linear, nn.Linear]:
+    """One that acts, and the sharded one that learns, after a step."""
+    acting = Saved(2, 1)
+    acting.optimizer = torch.optim.AdamW(acting.parameters(), lr=0.1)
+    learning = learning_copy(acting)
+    shard(learning, learning.optimizer, alone, mp_policy=MixedPrecisionPolicy())
+    step(learning)
+    return acting, learning
+
+
+def step(policy: nn.Linear) -> None:
+    policy(torch.ones(1, 2)).sum().backward()
+    policy.optimizer.step()
+
+
+# Of torch's own exchange of objects.
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_training_goes_on_while_a_checkpoint_is_written(
+    policies: tuple[nn.Linear, nn.Linear], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (acting, learning), disk = policies, threading.Event()
+
+    def slow(partial: Path, folder: Path) -> None:
+        assert disk.wait(timeout=20)
+        put_folder(partial, folder)
+
+    monkeypatch.setattr(sharded_checkpoint, "put_folder", slow)
+    saving = write_checkpoint(tmp_path / "checkpoints" / "step_1", acting, ProcessGroup(), "PPO", {})
+    step(learning)
+    # What has no name yet is no checkpoint.
+    assert list((tmp_path / "checkpoints").iterdir())
+    assert not RunFolder(tmp_path).saved_steps()
+    disk.set()
+    folder = saving.wait()
+    files = {"model.safetensors", "optimizer-00001-of-00001.safetensors", "training_state.json"}
+    assert read_manifest(folder).files == {name: file_sha256(folder / name) for name in files}
+    # The mean of one gradient of ones at 0.9 of its weight, as it was before the second step.
+    assert load_file(folder / "optimizer-00001-of-00001.safetensors")["0.exp_avg"].tolist() == [
+        pytest.approx([0.1, 0.1])
+    ]
+
+
+def test_a_disk_that_is_full_ends_the_run_and_leaves_no_checkpoint(
+    policies: tuple[nn.Linear, nn.Linear], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sharded_checkpoint, "save_file", full)
+    saving = write_checkpoint(tmp_path / "step_1", policies[0], ProcessGroup(), "PPO", {})
+    with pytest.raises(OSError, match="No space left") as caught:
+        saving.wait()
+    assert caught.value.filename == str(tmp_path / "step_1")
+    deadline = time.monotonic() + 20
+    while list(tmp_path.glob(".step_1*")):
+        assert time.monotonic() < deadline
+    assert not saving.folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_rank_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    more = ("-n", "200", "-f", str(tmp_path), "-params", *PARAMS, POLICY)
+    killed = start(2, [*RUN, *more], config=FSDP, module="tests.zoo.killed_save")
+    output, _ = killed.communicate(timeout=240)
+    assert killed.returncode != 0, output
+    run = only_run(tmp_path)
+    done, (saved,) = updates(run), RunFolder(run).saved_steps()
+    assert len(list((run / "checkpoints").iterdir())) == 2
+    assert done[-1]["step"] > done[1]["step"] > saved == done[0]["step"]
+    train(1, ["-i", str(run)])
+    same_updates(updates(run)[: len(done)], done)
+    assert all(step.name.startswith("step_") for step in (run / "checkpoints").iterdir())

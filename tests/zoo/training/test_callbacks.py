@@ -12,6 +12,7 @@ from tests.zoo.training.test_checkpoint import build, counters_of, learn
 from vla_policies import VLAPolicy
 from zoo.training.callbacks import BestPolicy, CheckpointCallback
 from zoo.training.checkpoint import (
+    Saving,
     best_success,
     save_checkpoint,
 )
@@ -27,9 +28,9 @@ def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
     model = build("ppo")
     saved: list[Path] = []
 
-    def save(model: Any, checkpoints: Path) -> Path:
+    def save(model: Any, checkpoints: Path) -> Saving:
         saved.append(save_checkpoint(model, checkpoints))
-        return saved[-1]
+        return Saving(saved[-1])
 
     learn(model, 400, CheckpointCallback(tmp_path, save_freq=100, save=save))
     steps = [counters_of(folder)["num_timesteps"] for folder in saved]
