@@ -46,6 +46,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "vla-zoo compare --before sft.json --after ppo.json",
     ),
     "enjoy": ("vla-zoo enjoy -i agents/sft/LIBERO-Goal", "vla-zoo enjoy --env Toy-Reach -o episodes.mp4"),
+    "play": ("vla-zoo play -i agents/sft/LIBERO-Goal", "vla-zoo play -i logs/ppo/Toy-Reach_1 --port 7861"),
     "record_video": ("vla-zoo record_video -i logs/ppo/Toy-Reach_1 --episodes 4",),
     "serve": ("vla-zoo serve -i agents/sft/LIBERO-Goal --port 8000",),
     "optimize": (
