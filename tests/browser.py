@@ -29,7 +29,8 @@ HARNESS = """<!doctype html><body style="margin:0"><iframe id="page" style="bord
     await new Promise(done => { frame.onload = done; frame.src = "/" + page; });
     for (const width of WIDTHS) {
       frame.style.width = width + "px";
-      const root = frame.contentDocument.documentElement, over = root.scrollWidth - width;
+      const root = frame.contentDocument.documentElement, text = root.querySelector(".content") ?? root;
+      const over = Math.max(root.scrollWidth - width, text.scrollWidth - text.clientWidth);
       if (over > 0) {
         const sticking = [...frame.contentDocument.body.querySelectorAll("*")].filter(
           one => one.getBoundingClientRect().right > width + 0.5).map(one => one.tagName + "." + one.className);
