@@ -13,8 +13,10 @@ WORKER_GB, SLOT_GB = 2.2, 0.4
 """Memory of a simulator worker with one slot, and of each further slot: docs/libero.md."""
 BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
 """Of the network, and of adapters of rank 32 with the critic: docs/models.md, Memory."""
-LORA_BYTES, FULL_BYTES = 4, 2
-"""Of a trained parameter and of its gradient on the wire: float32 adapters, bf16 full weights."""
+LORA_BYTES, FULL_BYTES, REDUCED_BYTES = 4, 2, 4
+"""Of a trained parameter on the wire: float32 adapters, bf16 full weights, and the float32 gradients of these."""
+NODE = 8
+"""GPUs of a node."""
 DECISION_BYTES = 197_698
 """Of one decision in the rollout buffer, one camera: `python -m zoo.plan --env LIBERO-130 --policy openvla-oft`."""
 
@@ -47,28 +49,39 @@ class Needs:
     """Memory of the simulators, GB."""
     columns_gb: float
     """Rollouts on their way from rollout ranks to actor ranks, where these are others, GB."""
-    gradients_gb: float
-    """In and out of each GPU for averaging gradients (ring), GB."""
+    sent_gb: float
+    """Out of each GPU in rings, and into it, for gradients and, where these are sharded, weights, GB."""
     weights_gb: float
     """Out of each rank where half of the GPUs decide and half learn: one copy, in the ring of an NCCL broadcast, GB."""
 
 
-def needs(gpus: int, recipe: Recipe, parameters: int, parameter_bytes: int) -> Needs:
-    """Counts for `gpus` GPUs that train `parameters` of `parameter_bytes` each."""
+def replicated_bytes(parameters: int, gpus: int, parameter_bytes: int = LORA_BYTES) -> float:
+    """Return what a GPU sends for an optimiser step of data parallelism: its gradients, averaged in a ring."""
+    return 2 * (gpus - 1) / gpus * parameters * parameter_bytes
+
+
+def sharded_bytes(parameters: int, shards: int, replicas: int = 1) -> float:
+    """Return what a GPU sends for an optimiser step of FSDP2, of HSDP with several `replicas`: weights gathered once,
+    gradients summed to shards, shards averaged over the replicas."""
+    among_shards = (shards - 1) / shards * parameters * (FULL_BYTES + REDUCED_BYTES)
+    return among_shards + replicated_bytes(parameters, replicas, REDUCED_BYTES) / shards
+
+
+def needs(gpus: int, recipe: Recipe, weights: int, step_bytes: float) -> Needs:
+    """Counts for `gpus` GPUs that train `weights` bytes, of which each sends `step_bytes` for an optimiser step."""
     decisions = gpus * recipe.envs * recipe.decisions
     steps = decisions * recipe.chunk
     cores = math.ceil(steps / (STEPS_PER_CORE * recipe.rollout_seconds))
     slots = gpus * recipe.envs
     workers = min(cores, slots)
     optimizer_steps = math.ceil(recipe.envs * recipe.decisions / recipe.minibatch)
-    size = parameters * parameter_bytes / 1e9
     return Needs(
         simulator_steps=steps,
         cores=cores,
         simulator_gb=workers * WORKER_GB + (slots - workers) * SLOT_GB,
         columns_gb=decisions * DECISION_BYTES / 1e9,
-        gradients_gb=optimizer_steps * 2 * (gpus - 1) / gpus * size,
-        weights_gb=min(gpus // 2, 1) * size,
+        sent_gb=optimizer_steps * step_bytes / 1e9,
+        weights_gb=min(gpus // 2, 1) * weights / 1e9,
     )
 
 
@@ -76,18 +89,20 @@ def table(counts: tuple[int, ...], recipe: Recipe) -> list[str]:
     """A Markdown table."""
     lines = [
         "| GPUs | trained | simulator steps | simulator cores | their memory, GB | rollouts sent, GB "
-        "| gradients per GPU, GB | weights sent by a rank, GB |",
+        "| gradients and shards per GPU, GB | weights sent by a rank, GB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for gpus in counts:
-        for name, parameters, size in (
-            ("LoRA 32", LORA_PARAMETERS, LORA_BYTES),
-            ("all", BASE_PARAMETERS, FULL_BYTES),
+        lora, full = LORA_PARAMETERS * LORA_BYTES, BASE_PARAMETERS * FULL_BYTES
+        for name, weights, sent in (
+            ("LoRA 32", lora, replicated_bytes(LORA_PARAMETERS, gpus)),
+            ("all, FSDP2", full, sharded_bytes(BASE_PARAMETERS, gpus)),
+            ("all, HSDP", full, sharded_bytes(BASE_PARAMETERS, min(NODE, gpus), max(1, gpus // NODE))),
         ):
-            one = needs(gpus, recipe, parameters, size)
+            one = needs(gpus, recipe, weights, sent)
             lines.append(
                 f"| {gpus} | {name} | {one.simulator_steps:,} | {one.cores:,} | {one.simulator_gb:,.0f} "
-                f"| {one.columns_gb:,.1f} | {one.gradients_gb:,.1f} | {one.weights_gb:,.1f} |"
+                f"| {one.columns_gb:,.1f} | {one.sent_gb:,.1f} | {one.weights_gb:,.1f} |"
             )
     return lines
 

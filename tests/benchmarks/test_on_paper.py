@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.on_paper import DECISION_BYTES, LORA_BYTES, LORA_PARAMETERS, Recipe, needs, table
+from benchmarks.on_paper import DECISION_BYTES, LORA_BYTES, LORA_PARAMETERS, Recipe, needs, replicated_bytes, table
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.memory_plan import rollout_needs
 from zoo.train import parser
@@ -14,7 +14,7 @@ from zoo.training.run_plan import RunPlan
 
 
 def test_eight_gpus_with_adapters_by_hand():
-    one = needs(8, Recipe(), LORA_PARAMETERS, LORA_BYTES)
+    one = needs(8, Recipe(), LORA_PARAMETERS * LORA_BYTES, replicated_bytes(LORA_PARAMETERS, 8))
     # 8 GPUs x 8 envs x 64 decisions x 8 steps; at 46.35 steps a second and core in 60 s: 11.78 cores.
     assert one.simulator_steps == 32_768
     assert one.cores == 12
@@ -22,7 +22,7 @@ def test_eight_gpus_with_adapters_by_hand():
     assert one.simulator_gb == pytest.approx(47.2)
     assert one.columns_gb == pytest.approx(0.809, abs=1e-3)
     # 112,991,744 parameters of 4 B: 0.452 GB; eight steps of 2 x 7/8 of it; one copy.
-    assert one.gradients_gb == pytest.approx(8 * 1.75 * 0.451967, rel=1e-5)
+    assert one.sent_gb == pytest.approx(8 * 1.75 * 0.451967, rel=1e-5)
     assert one.weights_gb == pytest.approx(0.451967, rel=1e-5)
 
 

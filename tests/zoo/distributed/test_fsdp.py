@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from benchmarks.on_paper import sharded_bytes
 from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, free_port, only_run, same_tensors, start, train, updates
 from vla_gym.errors import BadValue
 from vla_gym.reading import file_sha256
@@ -124,9 +125,16 @@ def test_a_minibatch_gathers_its_weights_once_and_sums_its_gradients_once(kind: 
     numbers = 4 * (256 * 256 + 256)
     parts = 16 if kind == "fsdp" else 8
     found = json.loads(done.stdout)
-    assert found.pop("allgather_base") == [4, 2 * numbers]
-    assert found.pop("reduce_scatter_base") == [4, 4 * numbers // parts]
-    assert found == ({} if kind == "fsdp" else {"allreduce": [4, 4 * numbers // parts]})
+    gathered, reduced, averaged = (
+        found.pop(name, [0, 0]) for name in ("allgather_base", "reduce_scatter_base", "allreduce")
+    )
+    assert not found
+    assert gathered == [4, 2 * numbers]
+    assert reduced == [4, 4 * numbers // parts]
+    assert averaged == ([0, 0] if kind == "fsdp" else [4, 4 * numbers // parts])
+    # In rings: of what is gathered all but the own part, of sums a part to each of the others, of averages both ways.
+    sent = gathered[1] * (parts - 1) / parts + reduced[1] * (parts - 1) + averaged[1] * 2 * (1 / 2)
+    assert sent == sharded_bytes(numbers, parts, 16 // parts)
 
 
 @pytest.mark.parametrize("sizes", [{"dp_replicate_size": 2, "dp_shard_size": 4}, {"dp_shard_size": 8, "tp_size": 2}])
