@@ -36,10 +36,12 @@ def start(
     precision: str = "no",
     launcher: Sequence[str] = (),
     module: str = "zoo.train",
+    within: Sequence[str] = (),
+    **environment: str,
 ) -> subprocess.Popen[str]:
-    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
+    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own; `within`: words before it."""
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
+        *(*within, sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
         *("--num_processes", str(processes), "--mixed_precision", precision),
         *(launcher or ("--main_process_port", str(free_port()))),
         *("-m", module, *arguments),
@@ -50,7 +52,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +97,58 @@ def test_two_launchers_that_meet_are_one_run(tmp_path: Path) -> None:
     assert "trained for" in first
     assert "trained for" not in second
     assert len(updates(only_run(tmp_path))) >= 3
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two network namespaces, named, with addresses 10.77.0.1 and 10.77.0.2 of one cable; skips where none are made."""
+    names = [f"zoo-{os.getpid()}-{number}" for number in range(2)]
+    ends = [f"zoo{number}p{os.getpid() % 10**6}" for number in range(2)]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1], "netns", names[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("-n", name, "link", "set", end, "name", "cable")
+            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names
+    except FileNotFoundError:
+        pytest.skip("needs ip of iproute2")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    finally:
+        for name in names:
+            with suppress(FileNotFoundError):
+                subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.thorough
+def test_two_machines_of_two_processes_are_one_run(
+    alone: Path, settings: tuple[str, ...], machines: list[str], tmp_path: Path
+) -> None:
+    meeting = ("--num_machines", "2", "--main_process_ip", "10.77.0.1", "--main_process_port", "29500")
+    arguments = [*RUN, "-f", str(tmp_path), *settings]
+    nodes = [
+        start(
+            4,
+            arguments,
+            launcher=(*meeting, "--machine_rank", str(number)),
+            within=("ip", "netns", "exec", name),
+            GLOO_SOCKET_IFNAME="cable",
+        )
+        for number, name in enumerate(machines)
+    ]
+    for node in nodes:
+        finish(node)
+    run = only_run(tmp_path)
+    same_numbers(run, alone)
+    same_tensors(first_checkpoint(alone), first_checkpoint(run), "model.safetensors", 1e-6)
 
 
 def test_groups_that_do_not_divide_are_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
