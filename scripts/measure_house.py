@@ -33,7 +33,7 @@ from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
     "statements": (31_800, 25_500),
-    "lines": (51_062, 41_000),
+    "lines": (51_063, 41_000),
     "modules": (293, 270),
     "statements of vla_gym": (7_921, 6_700),
     "statements of vla_policies": (7_767, 6_500),
@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (15, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (40_330, 34_000),
+    "lines of tests": (40_397, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),
