@@ -32,12 +32,12 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_800, 25_500),
-    "lines": (51_063, 41_000),
+    "statements": (31_801, 25_500),
+    "lines": (51_065, 41_000),
     "modules": (293, 270),
     "statements of vla_gym": (7_921, 6_700),
     "statements of vla_policies": (7_767, 6_500),
-    "statements of zoo": (16_112, 12_300),
+    "statements of zoo": (16_113, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
     "zoo files one update passes": (13, 8),

@@ -136,8 +136,10 @@ def build_page(player: Player, title: str) -> gr.Blocks:
         words.blur(player.instruct, words, shown, **quiet)
         pause.click(player.pause, **quiet)
         changes = [task.input, start.release, seed.submit, sample.input, again.click]
-        gr.on(changes, player.reset, [task, start, seed, sample], episode, **quiet)
-        other.click(player.new_seed, [task, seed, sample], episode, **quiet)
+        # Another task's scene may take seconds to load.
+        seen = {**quiet, "show_progress": "minimal", "show_progress_on": task}
+        gr.on(changes, player.reset, [task, start, seed, sample], episode, **seen)
+        other.click(player.new_seed, [task, seed, sample], episode, **seen)
         save.click(player.save_video, outputs=video)
         page.load(lambda: view(session.state), outputs=shown, **quiet)
     return page
