@@ -33,17 +33,13 @@ from zoo.config.run_config import (
     sft_config,
 )
 from zoo.config.settings import Settings, annotations_of, anytime_of
+from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.files import quoted
-from zoo.imitation.weights import check_weighable
 from zoo.runs.folder import RunFolder, holds_policy
 from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
 from zoo.runs.monitor import lacks_evaluation
 
 DEFAULT_UPDATES = 1000
-LEARNING_FIELDS = (
-    *("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "weight", "beta", "gamma"),
-)
-"""Fields of `SFTConfig` that `vla-zoo improve` takes, too."""
 
 
 def parser() -> OneLineParser:
@@ -51,8 +47,9 @@ def parser() -> OneLineParser:
     p = OneLineParser("vla-zoo sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     add_fields(p, RunConfig, "env", env={"metavar": "ID"})
     add_fields(p, SFTConfig, "dataset", "episodes", dataset={"metavar": "FOLDER"})
-    add_learning_arguments(p, updates=f"updates (default: {DEFAULT_UPDATES})", weight="none")
-    add_fields(p, SFTConfig, "privileged_coef")
+    p.add_argument("-n", "--n-updates", type=count, metavar="N", help=f"updates (default: {DEFAULT_UPDATES})")
+    learning = ("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "privileged_coef")
+    add_fields(p, SFTConfig, *learning, paraphrases={"metavar": "FILE"})
     add_new_run_arguments(
         p,
         recipes="recipes of PPO",
@@ -69,12 +66,6 @@ def parser() -> OneLineParser:
     return p
 
 
-def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> None:
-    """Add the flags that say how a dataset is learned; `updates` is the help of -n, `weight` the default in words."""
-    p.add_argument("-n", "--n-updates", type=count, metavar="N", help=updates)
-    add_fields(p, SFTConfig, *LEARNING_FIELDS, paraphrases={"metavar": "FILE"}, weight={"default": weight})
-
-
 def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     """Return the configuration of a fresh run: `-params` over the PPO entry's environment and policy settings."""
     return open_new_finetuning(args)[0]
@@ -86,9 +77,6 @@ def open_new_finetuning(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]
         if getattr(args, name) is None:
             raise BadValue(f"--{name} is missing. Example: vla-zoo sft --env MetaWorld/reach --dataset demos/reach")
     find_benchmark(args.env)
-    for name in ("beta", "gamma"):
-        if getattr(args, name) is not None and args.weight != "advantage":
-            raise BadValue(f"--{name} is of --weight advantage; add that, or leave --{name} out")
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
         if name != "policy_kwargs" and (name not in ENV_OPTIONS or name in TRAINING_ONLY):
@@ -179,9 +167,8 @@ def run(argv: Sequence[str]) -> int:
         config = resolve_resumed_finetuning(args, point)
     else:
         config, policy = open_new_finetuning(args)
-    settings = sft_config(config)
-    for folder in settings.folders:
-        check_weighable(folder, settings.weight)
+    for folder in sft_config(config).folders:
+        check_dataset(folder)
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.training.run_plan import TrainJob, checkpoint_policy

@@ -15,9 +15,6 @@ from zoo.config.run_config import sft_config
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 from zoo.sft import find_stopped_run, resolve_new_finetuning, resolve_resumed_finetuning
 
-OF_WEIGHTS = ("weight", "beta", "gamma")
-ADVANTAGE = ("--env", "Toy-Reach", "--dataset", "x", "--weight", "advantage")
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
@@ -82,7 +79,6 @@ def test_a_run_that_goes_on_is_the_stored_one_but_for_what_may_change(run: RunFo
         ),
         (["--seed", "0"], "--seed cannot change"),
         (["--augment"], "--augment cannot change"),
-        (["--weight", "success"], "--weight cannot change"),
         (["--dataset", "elsewhere"], "is not in 'elsewhere' (any more); if it was moved, say where it is"),
     ],
 )
@@ -132,27 +128,12 @@ def test_each_command_names_the_other_for_the_others_runs(
     assert f"is a run of vla-zoo sft: go on with vla-zoo sft -i {run.path}" in line
 
 
-def test_runs_from_before_weights_go_on_without(run: RunFolder) -> None:
+def test_runs_from_when_frames_had_weights_go_on_without(run: RunFolder) -> None:
     config = run.path / "config.yml"
-    lines = [line for line in config.read_text().splitlines() if line.split(":")[0].strip() not in OF_WEIGHTS]
-    assert len(lines) == len(config.read_text().splitlines()) - 3
-    config.write_text("\n".join(lines) + "\n")
+    former = "  weight: none\n  beta: 1.0\n  gamma: 0.99\n"
+    config.write_text(config.read_text().replace("algo_kwargs:\n", f"algo_kwargs:\n{former}"))
     point = find_stopped_run(str(run.path))
-    assert sft_config(resolve_resumed_finetuning(sft.parser().parse([]), point)).weight == "none"
-
-
-@pytest.mark.parametrize("flags", [["--beta", "2"], ["--gamma", "0.9", "--weight", "success"]])
-def test_settings_of_advantages_are_refused_without(flags: list[str]) -> None:
-    args = sft.parser().parse(["--env", "Toy-Reach", "--dataset", "x", *flags])
-    with pytest.raises(BadValue, match=f"{flags[0]} is of --weight advantage"):
-        resolve_new_finetuning(args)
-    learning = sft_config(resolve_new_finetuning(sft.parser().parse([*ADVANTAGE, *flags[:2]])))
-    assert learning.weight == "advantage"
-    assert getattr(learning, flags[0].removeprefix("--")) == float(flags[1])
-
-
-def test_a_fine_tuning_without_its_dataset_is_refused(run: RunFolder) -> None:
-    config = (run.path / "config.yml").read_text()
-    (run.path / "config.yml").write_text(config.replace("  dataset:", "  data:"))
-    with pytest.raises(UnknownName, match="dataset"):
-        sft_config(run.config())
+    assert sft_config(resolve_resumed_finetuning(sft.parser().parse([]), point)).batch_size == 4
+    config.write_text(config.read_text().replace("weight: none", "weight: success"))
+    with pytest.raises(UnknownName, match="weight"):
+        find_stopped_run(str(run.path))

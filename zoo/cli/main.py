@@ -29,7 +29,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
     "collect": ("zoo.collect", "an expert's or a policy's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
-    "improve": ("zoo.improve", "rounds of collecting with a policy and learning from what it did"),
     "envs": ("zoo.envs", "the environment ids, with their tasks and trained agents"),
     "runs": ("zoo.list_runs", "the runs under logs/, with their success and checkpoints"),
     "published": ("zoo.published", "published result rows, and what has been reproduced here"),

@@ -46,14 +46,16 @@ GroupAdvantage = Literal["group_std", "centred", "rloo"]
 the mean of the others."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
-FrameWeight = Literal["none", "success", "advantage"]
-"""Weights of fine-tuning's frames: every frame alike, those of solved episodes alone, or each by its advantage."""
 StartSampling = Literal["uniform", "learnability"]
 """How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
 Imitate = Literal["all", "better_half", "none"]
 """Decisions of the replay that a policy imitates."""
+AdvantageLabel = Literal["value", "success"]
+"""Origin of the sign of an advantage."""
+Indicator = Literal["prompt", "filter"]
+"""Use of that sign."""
 SearchSpace = Mapping[str, Options | Sequence[Any]]
 """Setting -> what `vla-zoo optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
 _SEARCHED: SearchSpace = {
@@ -282,6 +284,37 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecapConfig(OffPolicyConfig):
+    """Settings of RECAP (arXiv:2511.14759): rounds of collecting and of imitation under an advantage's sign."""
+
+    implementation: ClassVar[str] = "zoo.off_policy.recap:Recap"
+
+    n_steps: Decisions = 64
+    """Decisions of each environment in a round."""
+    updates: Count = 300
+    """Optimiser steps of the policy in a round."""
+    value_updates: Count = 200
+    """Optimiser steps of the value network in a round."""
+    critic_lr: Annotated[float, Range(above=0, high=1)] = 3e-4
+    """Of the value network."""
+    label: AdvantageLabel = "value"
+    """Decisions that are positive: those of the highest advantages by the value network, or of solved episodes."""
+    positive_share: Annotated[float, Range(above=0, high=1)] = 0.4
+    """Share of a task's decisions that are positive; demonstrations are. The authors' share in fine-tuning."""
+    lookahead: Count = 50
+    """Simulator steps of an advantage before it goes on with a value; the authors' number in fine-tuning."""
+    indicator: Indicator = "prompt"
+    """"prompt": every decision is learned, its sign at the end of the sentence. "filter": positive ones alone."""
+    indicator_dropout: Fraction = 0.3
+    """Share of the decisions whose sentence has no sign; the authors' share."""
+    guidance: Positive = 1.0
+    """Weight of the positive sign while acting; above 1 it is exaggerated, at twice the cost."""
+
+    def updates_of(self, decisions: int) -> int:
+        return self.updates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class QCConfig(OffPolicyConfig):
     """Settings of Q-chunking (arXiv:2507.07969): a critic of whole chunks, and the best of N sampled ones."""
 
@@ -344,11 +377,14 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "start_sampling_memory": 20,
 }
 """Setting of earlier versions -> its default, with which the `config.yml` of a run may still name it."""
-AlgorithmConfig = PPOConfig | GRPOConfig | QCConfig
-ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig] | type[QCConfig]] = {
+REMOVED_OF_SFT: Mapping[str, object] = {"weight": "none", "beta": 1.0, "gamma": 0.99}
+"""Likewise, of fine-tuning alone."""
+AlgorithmConfig = PPOConfig | GRPOConfig | QCConfig | RecapConfig
+ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
     "ppo": PPOConfig,
     "grpo": GRPOConfig,
     "qc": QCConfig,
+    "recap": RecapConfig,
 }
 """Algorithm -> its settings."""
 
@@ -380,14 +416,6 @@ class SFTConfig:
     """Shift the images at random and change their light and colours. See `zoo.imitation.augmentation`."""
     paraphrases: str | None = field(default=None, metadata=ANYTIME)
     """YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew."""
-    weight: FrameWeight = "none"
-    """Learn every frame alike (none), solved episodes alone (success), or each frame by its advantage. See
-    `zoo.imitation.weights`."""
-    beta: Positive = 1.0
-    """Temperature of weight "advantage", in standard deviations: small prefers the best frames more. arXiv:1910.00177.
-    """
-    gamma: Fraction = 0.99
-    """Discount of its returns, per simulator step."""
     privileged_coef: NonNegative = 0.0
     """Weight of the error of a head that predicts what the expert saw: places of hand, things and goal."""
 

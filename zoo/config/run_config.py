@@ -16,6 +16,7 @@ from vla_gym.workers.pool import OnWorkerError
 from vla_policies.conventions import Conventions
 from zoo.config.algorithm_configs import (
     ALGORITHMS,
+    REMOVED_OF_SFT,
     REMOVED_SETTINGS,
     AlgorithmConfig,
     GRPOConfig,
@@ -151,7 +152,7 @@ class RunConfig:
     """Everything that decides what a run computes (plus where it computes it)."""
 
     algo: str
-    """ppo, grpo, qc, or sft."""
+    """ppo, grpo, qc, recap, or sft."""
     env: EnvId
     """Environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3."""
     policy: str
@@ -415,10 +416,9 @@ def from_plain(values: Mapping[str, object], where: str) -> RunConfig:
     checked = check_fields(known, values, where)
     algo = checked["algo"]
     check_known(f"algorithm ({where}: algo)", algo, (*ALGORITHMS, "sft"))
+    removed = REMOVED_OF_SFT if algo == "sft" else REMOVED_SETTINGS
     given = {
-        name: value
-        for name, value in checked["algo_kwargs"].items()
-        if name not in REMOVED_SETTINGS or value != REMOVED_SETTINGS[name]
+        name: value for name, value in checked["algo_kwargs"].items() if name not in removed or value != removed[name]
     }
     settings = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
     checked |= {

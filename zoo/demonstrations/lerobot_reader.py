@@ -115,13 +115,6 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     return info
 
 
-def solved_episodes(root: Path) -> int:
-    """Return how many of the episodes of a dataset of `vla-zoo collect` were solved."""
-    info = check_dataset(root)
-    with lr.opening(root):
-        return sum([bool(row["vla_zoo/success"]) for row in _episode_rows(root)][: info.total_episodes])
-
-
 def _sentences(root: Path) -> dict[int, str]:
     """Map indices to instructions, which are the one column of texts, whatever its name."""
     pa, _ = lr.parquet()

@@ -92,10 +92,8 @@ class Frames:
         )
 
 
-def frames_of(
-    demonstrations: Sequence[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None
-) -> Frames:
-    """Return every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
+def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
+    """Return every frame of every demonstration with its chunk of K actions.
 
     Images are read here, an episode at a time. Raise `BadValue` without demonstrations, for demonstrations of several
     shapes, and for images that cannot be read or kept.
@@ -123,7 +121,6 @@ def frames_of(
         action_BKA=tensors.pop(_ACTION),
         mask_BK=tensors.pop(_MASK),
         privileged_BP=tensors.pop(PRIVILEGED, None),
-        weight_B=None if weights is None else torch.from_numpy(np.concatenate(weights).astype(np.float32)),
         obs=tensors,
     )
 

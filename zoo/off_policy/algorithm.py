@@ -124,6 +124,9 @@ class VLAOffPolicyAlgorithm(Collecting):
     def build(self) -> None:
         """Make the networks and learners."""
 
+    def steer(self) -> None:
+        """Choose how the policy acts from here on."""
+
     @abstractmethod
     def train(self, replay: Replay, stats: RolloutStats) -> None:
         """Learn from the replay, after a rollout, and log `train/*`."""
@@ -158,6 +161,7 @@ class VLAOffPolicyAlgorithm(Collecting):
             clock=self.clock,
         )
         collector.replay = replay
+        self.steer()
         callback.init_callback(self)  # type: ignore[arg-type]
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total:
@@ -169,6 +173,7 @@ class VLAOffPolicyAlgorithm(Collecting):
             self._current_progress_remaining = max(0.0, 1.0 - self.num_timesteps / total)
             with self.clock.phase("update"):
                 self.train(replay, stats)
+            self.steer()
             self._updates_done += 1
             self.record(log_metrics(self._not_logged, self.clock))
             self._not_logged.clear()

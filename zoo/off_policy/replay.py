@@ -35,8 +35,8 @@ from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import DONE, EXECUTED, REWARD, SUCCESS, Demonstration
 from zoo.rollout.buffer import Observation, Step
 
-NONE = -1
-"""In `next`: nothing follows, for the task's own rule ended the episode."""
+NONE, UNKNOWN = -1, -2
+"""In `next`: nothing follows, for the task's own rule ended the episode; the observation that follows was not kept."""
 _NUMBERS: Mapping[str, type] = {
     "executed": np.int64,
     "next": np.int64,
@@ -139,8 +139,7 @@ class Replay:
     def add_demonstrations(self, demonstrations: Sequence[Demonstration]) -> None:
         """Write demonstrations: each frame with the next K actions, or the decisions that `write_dataset` wrote.
 
-        Without recorded rewards a step is worth 1 where the task was first solved. Frames after which neither an end
-        by the task's rule nor an observation is known hold no decision.
+        Without recorded rewards a step is worth 1 where the task was first solved.
         """
         for one in demonstrations:
             self._add_demonstration(one)
@@ -170,12 +169,12 @@ class Replay:
         ends_T = next_T == length
         columns["action"][rows] = action_TKA.reshape(length, chunk, -1)
         columns["reward"][rows] = reward_TK
-        columns["next"][rows] = np.where(ends_T, NONE, rows[0] + next_T)
+        columns["next"][rows] = np.where(ends_T, np.where(solved_T, NONE, UNKNOWN), rows[0] + next_T)
         columns["episode"][rows] = rows[0]
         columns["elapsed"][rows] = np.arange(length) if step_T is executed_T else np.cumsum(executed_T) - executed_T
         columns["ends"][rows], columns["solved"][rows] = ends_T, solved_T
         columns["demonstration"][rows] = True
-        columns["executed"][rows] = np.where(ends_T & ~solved_T, 0, executed_T)
+        columns["executed"][rows] = executed_T
 
     def _append(self, obs: Observation) -> np.ndarray:
         """Write observations to new rows; return these."""
@@ -192,20 +191,20 @@ class Replay:
 
     # Reading --------------------------------------------------------------------------------------------
 
-    def rows(self, *, demonstrations: bool | None = None) -> np.ndarray:
-        """Rows that hold a decision, ascending; None: of demonstrations and rollouts."""
+    def rows(self, *, targets: bool = True) -> np.ndarray:
+        """Rows that hold a decision, ascending; with `targets`, those of which it is known what follows."""
         holds = self.columns["executed"][: self.size] > 0
-        if demonstrations is not None:
-            holds = holds & (self.columns["demonstration"][: self.size] == demonstrations)
-        return np.flatnonzero(holds)
+        return np.flatnonzero(holds & (self.columns["next"][: self.size] != UNKNOWN) if targets else holds)
 
-    def draw(self, rng: np.random.Generator, num: int, share: float) -> np.ndarray:
-        """Draw rows, of which `share` are of demonstrations where there are both kinds (RLPD, arXiv:2302.02948)."""
-        taught, own = self.rows(demonstrations=True), self.rows(demonstrations=False)
-        if not len(taught) or not len(own):
-            return rng.choice(self.rows(), num)
+    def draw(self, rng: np.random.Generator, num: int, share: float, rows: np.ndarray | None = None) -> np.ndarray:
+        """Draw among `rows`, of which `share` are of demonstrations where there are both kinds (RLPD,
+        arXiv:2302.02948); None: all that have targets."""
+        rows = self.rows() if rows is None else rows
+        taught = self.columns["demonstration"][rows]
+        if taught.all() or not taught.any():
+            return rng.choice(rows, num)
         num_taught = round(num * share)
-        return np.concatenate([rng.choice(taught, num_taught), rng.choice(own, num - num_taught)])
+        return np.concatenate([rng.choice(rows[taught], num_taught), rng.choice(rows[~taught], num - num_taught)])
 
     def observations(self, rows: np.ndarray, device: torch.device) -> dict[str, Tensor]:
         """Observations of these rows, on the device but for what is read on the CPU."""
@@ -223,8 +222,8 @@ class Replay:
             action_BKA=taken["action"],
             reward_BK=taken["reward"],
             executed_B=taken["executed"],
-            next_obs=self.observations(np.where(next_B == NONE, rows, next_B), device),
-            goes_on_B=torch.from_numpy(next_B != NONE).to(device),
+            next_obs=self.observations(np.where(next_B < 0, rows, next_B), device),
+            goes_on_B=torch.from_numpy(next_B >= 0).to(device),
         )
 
     # Checkpoints ----------------------------------------------------------------------------------------
@@ -253,7 +252,8 @@ def write_dataset(replay: Replay, root: Path, *, fps: int) -> int:
 
     An action is the whole chunk, K * A numbers; `fps` counts decisions. `Replay.add_demonstrations` reads it again.
     """
-    columns, rows = replay.columns, replay.rows(demonstrations=False)
+    columns, rows = replay.columns, replay.rows()
+    rows = rows[~columns["demonstration"][rows]]
     episode_F = columns["episode"][rows]
     episodes = []
     for first in np.unique(episode_F[columns["ends"][rows]]):

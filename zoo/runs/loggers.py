@@ -49,6 +49,13 @@ _LAST = (("steps/s", "time/sim_steps_per_second", ".0f"),)
 
 COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "ppo": _FIRST + _ACTOR + _CRITIC + _LAST,
+    "recap": (
+        *_FIRST,
+        ("value", "train/critic/value_loss", ".2f"),
+        ("positive", "rollout/positive", ".0%"),
+        *(_IMITATION, _REPLAY),
+        *_LAST,
+    ),
     "qc": (*_FIRST, *_CHUNKS, _IMITATION, _REPLAY, *_LAST),
     "grpo": _FIRST + _GROUPS + _ACTOR + _LAST,
 }

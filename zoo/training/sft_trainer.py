@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
@@ -19,7 +18,6 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
-from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import check_dealing
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.hyperparams import deep_merge
@@ -33,7 +31,6 @@ from zoo.evaluation.results import evaluation_table
 from zoo.files import quoted, read_json, remove_folder
 from zoo.imitation.augmentation import read_paraphrases
 from zoo.imitation.frames import Frames, check_rate, fitting, frames_of
-from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
 from zoo.runs.report_page import report_of
@@ -61,11 +58,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
     settings = sft_config(job.config)
     check_dealing(settings.batch_size, launched_processes())
     job, process_group, device = join_run(job)
-    outcomes, privileged = settings.weight != "none", settings.privileged_coef > 0
-    groups = {
-        folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
-        for folder in settings.folders
-    }
+    privileged = settings.privileged_coef > 0
+    groups = {folder: read_dataset(folder, settings.episodes, privileged=privileged) for folder in settings.folders}
     benchmark = job.config.benchmark
     words = None
     if settings.paraphrases is not None:
@@ -95,7 +89,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
-        frames, demonstrations = _learned(groups, policy, settings, policy.backbone.imitated_steps)
+        frames, demonstrations = _learned(groups, policy, policy.backbone.imitated_steps)
         groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)
@@ -107,17 +101,10 @@ def finetune(job: TrainJob) -> RunFolder | None:
         return SFTTrainer(job, model, envs, run, demonstrations).train()
 
 
-def _learned(
-    groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, settings: SFTConfig, chunk: int
-) -> tuple[Frames, str]:
-    recorded = fitting(groups, policy)
-    learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
-    frames = frames_of(learned, chunk, weights)
-    words = [f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")]
-    if weights is not None:
-        weight_F = np.concatenate(weights)
-        words.append(f"weights {weight_F.min():.2g} to {weight_F.max():.2g}")
-    return frames, ", ".join([*words, f"{len(frames)} frames", f"chunks of {frames.action_BKA.shape[1]}"])
+def _learned(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, chunk: int) -> tuple[Frames, str]:
+    learned = fitting(groups, policy)
+    frames = frames_of(learned, chunk)
+    return frames, f"{len(learned)} episodes, {len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
 
 
 # The head that tells what the expert saw: fresh policies get one, fitted to the demonstrations ------

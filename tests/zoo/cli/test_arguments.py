@@ -7,7 +7,7 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import as_pairs, count, key_values
 
-SEEDED = ("collect", "enjoy", "evaluate", "improve", "optimize", "record_video", "sft", "train")
+SEEDED = ("collect", "enjoy", "evaluate", "optimize", "record_video", "sft", "train")
 
 
 @pytest.mark.parametrize("command", SEEDED)

@@ -37,7 +37,6 @@ def test_a_typo_is_one_line_exit_code_2_and_fast() -> None:
     [
         ("collect", ["--env", "Toy-Reach", "--expert", "-n", "1", "-o", "demos"]),
         ("evaluate", ["--env", "Toy-Reach", "--policy", "nano"]),
-        ("improve", ["--env", "Toy-Reach", "--dataset", "demos"]),
         ("optimize", ["--env", "Toy-Reach", "-n", "10"]),
     ],
 )
@@ -73,7 +72,6 @@ def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.Capture
     [
         ("train", "simulators side by side, of all processes together (default: the recipe's)"),
         ("train", "start states of another split, e.g. test (default: the run's own)"),
-        ("improve", "start states evaluated after each round; 0: none (default: the recipe's)"),
     ],
 )
 def test_help_says_the_default(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

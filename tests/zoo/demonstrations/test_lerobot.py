@@ -21,7 +21,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations import lerobot_video
-from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
+from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_video import Video, cameras_of, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter, locked
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
@@ -84,7 +84,6 @@ def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.extra[REWARD], reward_T)
     np.testing.assert_array_equal(second.extra[SUCCESS], ~solved_T[:2])
     assert read_dataset(tmp_path / "d")[0].extra == {}
-    assert solved_episodes(tmp_path / "d") == 1
 
 
 def test_one_number_a_frame_is_a_plain_column(tmp_path: Path) -> None:
