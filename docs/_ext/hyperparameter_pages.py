@@ -18,7 +18,7 @@ from vla_policies.actions.flow import FlowSettings
 from vla_policies.nano.config import NanoConfig
 from vla_policies.smolvla.config import Learning as SmolVLALearning
 from vla_policies.vlm_flow.config import FlowLearning
-from zoo.config.algorithm_configs import GRPOConfig, PPOConfig, SFTConfig
+from zoo.config.algorithm_configs import DSRLConfig, GRPOConfig, PPOConfig, QCConfig, RecapConfig, SFTConfig
 from zoo.config.run_config import EnvOptions, OptimizerOptions, PolicyOptions, RunConfig
 from zoo.config.settings import Range, annotations_of, defaults_of
 
@@ -26,6 +26,9 @@ RECORDS = {
     "Every run": RunConfig,
     "PPO": PPOConfig,
     "GRPO": GRPOConfig,
+    "QC": QCConfig,
+    "RECAP": RecapConfig,
+    "DSRL": DSRLConfig,
     "Supervised fine-tuning": SFTConfig,
     "The environment": EnvOptions,
     "The policy": PolicyOptions,
@@ -58,9 +61,10 @@ NAMES = {
     Sequence: "list",
 }
 """Python's types in words."""
-FILES = {"ppo": "PPO", "grpo": "GRPO", "agents": "Trained agents"}
+OFF_POLICY = {"qc": "QC", "recap": "RECAP", "dsrl": "DSRL"}
+FILES = {"ppo": "PPO", "grpo": "GRPO", **OFF_POLICY, "agents": "Trained agents"}
 """File of `hyperparams/` -> heading."""
-INCLUDED = {"ppo": "PPO", "grpo": "GRPO", "sft": "Supervised fine-tuning"}
+INCLUDED = {"ppo": "PPO", "grpo": "GRPO", **OFF_POLICY, "sft": "Supervised fine-tuning"}
 """Table that a page of the guides includes -> its record's heading."""
 HEAD = ("setting", "type", "default", "means")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +37,8 @@ from vla_policies.processing.observations import batch_observation
 from vla_policies.steering.networks import ChunkCritic, CriticConfig
 from vla_policies.types import ActionSample, PolicyInputs
 
+_LOG_STD = (-20.0, 2.0)
+"""Bounds of the logarithm of the standard deviation, Stable-Baselines3's."""
 CONFIG_FILE, WEIGHTS_FILE = "steering.json", "steering.safetensors"
 POSITIVE, NEGATIVE = ". Advantage: positive", ". Advantage: negative"
 """Suffixes of the sentence (arXiv:2511.14759, section IV-C)."""
@@ -149,21 +151,30 @@ class NoiseActorConfig:
 
 
 class NoiseActor(Steering):
-    """Chooses the noise that a flow policy begins at (DSRL, arXiv:2506.15799): the mean action of SAC's actor."""
+    """Chooses the noise that a flow policy begins at (DSRL, arXiv:2506.15799): the actor of Stable-Baselines3's SAC."""
 
     kind = "noise_actor"
 
     def __init__(self, config: NoiseActorConfig) -> None:
         super().__init__()
         self.config: NoiseActorConfig = config
+        *hidden, width = config.sizes
         layers: list[nn.Module] = []
-        for pair in pairwise(config.sizes):
+        for pair in pairwise(hidden):
             layers += [nn.Linear(*pair), nn.ReLU()]
-        self.net = nn.Sequential(*layers[:-1])
+        self.latent = nn.Sequential(*layers)
+        self.mean, self.log_std = nn.Linear(hidden[-1], width), nn.Linear(hidden[-1], width)
 
     def act(self, policy: Any, obs: Mapping[str, Any], *, deterministic: bool, noise: Noise) -> ActionSample:
         seen = SeenByFlow.of(policy, obs)
-        return _sample(seen.chunks(policy, self.config.bound * torch.tanh(self.net(seen.feature_BE))))
+        latent_BH = self.latent(seen.feature_BE)
+        chosen_BW = self.mean(latent_BH)
+        if not deterministic:
+            drawn_BW = noise.normal(*chosen_BW.shape, device=chosen_BW.device)
+            chosen_BW = chosen_BW + self.log_std(latent_BH).clamp(*_LOG_STD).exp() * drawn_BW
+        noise_BW = self.config.bound * torch.tanh(chosen_BW)
+        record = {"noise": noise_BW, "feature": seen.feature_BE}
+        return replace(_sample(seen.chunks(policy, noise_BW)), record=record)
 
     def text(self) -> str:
         return f"flow noise chosen in [{-self.config.bound:g}, {self.config.bound:g}]"

@@ -13,6 +13,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "train": (
         "vla-zoo train --env Toy-Reach",
         "vla-zoo train --algo grpo --env LIBERO-Goal -n 200000 -params learning_rate:1e-5 image_size:128",
+        "vla-zoo train --algo qc --env MetaWorld/window-close -n 20000",
         "vla-zoo train -i logs/ppo/Toy-Reach_1 -n 300000",
     ),
     "collect": (
@@ -24,7 +25,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "vla-zoo sft --env LIBERO-Goal --dataset demos/goal --policy smolvla --micro-batch-size 8",
         "vla-zoo sft -i logs/sft/MetaWorld-window-close_1",
     ),
-    "improve": ("vla-zoo improve --env MetaWorld/window-close --policy agents/sft/MetaWorld-window-close --rounds 3",),
     "envs": ("vla-zoo envs", "vla-zoo envs libero-goal"),
     "runs": ("vla-zoo runs", "vla-zoo runs -f /shared/logs"),
     "published": (

@@ -56,6 +56,8 @@ AdvantageLabel = Literal["value", "success"]
 """Origin of the sign of an advantage."""
 Indicator = Literal["prompt", "filter"]
 """Use of that sign."""
+NoiseReward = Literal["step_cost", "environment"]
+"""Reward of a decision of SAC's."""
 SearchSpace = Mapping[str, Options | Sequence[Any]]
 """Setting -> what `vla-zoo optimize` draws it from: `{low, high, log}` of a float, or the values to choose from."""
 _SEARCHED: SearchSpace = {
@@ -284,6 +286,38 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DSRLConfig(OffPolicyConfig):
+    """Settings of DSRL (arXiv:2506.15799): SAC over the noise of a frozen flow policy."""
+
+    implementation: ClassVar[str] = "zoo.off_policy.dsrl:DSRL"
+
+    learning_rate: Rate = 3e-4
+    """Of SAC's actor, critics and temperature; Stable-Baselines3's."""
+    batch_size: Decisions = 256
+    """Decisions of one optimiser step; Stable-Baselines3's."""
+    gamma: Fraction = 0.99
+    """Discount per decision."""
+    bound: Positive = 1.0
+    """Largest size of each number of noise; the authors' for pi0. Beyond about 2 a policy has hardly been trained."""
+    repeat: bool = True
+    """Whether all actions of a chunk begin at one noise, as the authors have for pi0."""
+    reward: NoiseReward = "step_cost"
+    """"step_cost": -1 for each decision and 0 for the one that solves the task, the authors'; "environment": its own.
+    """
+    updates_per_decision: Positive = 1.0
+    """Optimiser steps for each decision."""
+    learning_starts: CountOrZero = 200
+    """Decisions before the first step."""
+
+    def __post_init__(self) -> None:
+        if self.demonstrations:
+            raise BadValue("dsrl learns from its own decisions: a demonstration has no noise; leave demonstrations out")
+
+    def updates_of(self, decisions: int) -> int:
+        return max(1, round(self.updates_per_decision * decisions))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecapConfig(OffPolicyConfig):
     """Settings of RECAP (arXiv:2511.14759): rounds of collecting and of imitation under an advantage's sign."""
 
@@ -379,12 +413,13 @@ REMOVED_SETTINGS: Mapping[str, object] = {
 """Setting of earlier versions -> its default, with which the `config.yml` of a run may still name it."""
 REMOVED_OF_SFT: Mapping[str, object] = {"weight": "none", "beta": 1.0, "gamma": 0.99}
 """Likewise, of fine-tuning alone."""
-AlgorithmConfig = PPOConfig | GRPOConfig | QCConfig | RecapConfig
+AlgorithmConfig = PPOConfig | GRPOConfig | QCConfig | RecapConfig | DSRLConfig
 ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
     "ppo": PPOConfig,
     "grpo": GRPOConfig,
     "qc": QCConfig,
     "recap": RecapConfig,
+    "dsrl": DSRLConfig,
 }
 """Algorithm -> its settings."""
 

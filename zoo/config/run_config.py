@@ -152,7 +152,7 @@ class RunConfig:
     """Everything that decides what a run computes (plus where it computes it)."""
 
     algo: str
-    """ppo, grpo, qc, recap, or sft."""
+    """ppo, grpo, qc, recap, dsrl, or sft."""
     env: EnvId
     """Environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3."""
     policy: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,6 +21,7 @@ from stable_baselines3.common.utils import FloatSchedule, get_device, set_random
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
+from vla_gym.observation import ObservationLayout
 from vla_policies import VLAPolicy
 from vla_policies.devices import built_for
 from zoo.algorithms.collecting import Collecting
@@ -44,13 +46,14 @@ STREAM = 2 << 64
 class ReplayCollector(RolloutCollector):
     """Collects T decisions of every sub-environment into a replay."""
 
-    replay: Replay
+    add: Callable[[Step], None]
+    """Writes a decision."""
 
     def results(self) -> dict[str, Any]:
         return {"done_N": self._done_N}
 
     def _write(self, row: int, columns: np.ndarray, step: Step) -> None:
-        self.replay.add(step)
+        self.add(step)
 
 
 class VLAOffPolicyAlgorithm(Collecting):
@@ -124,6 +127,14 @@ class VLAOffPolicyAlgorithm(Collecting):
     def build(self) -> None:
         """Make the networks and learners."""
 
+    def row_shape(self) -> tuple[ObservationLayout, int, int]:
+        """Return the shape of a row: observation, steps of an action, and numbers of each."""
+        return self.envs.layout, self.policy.conventions.chunk, self.policy.conventions.action_dim
+
+    def add(self, replay: Replay, step: Step) -> None:
+        """Write a decision."""
+        replay.add(step)
+
     def steer(self) -> None:
         """Choose how the policy acts from here on."""
 
@@ -160,7 +171,7 @@ class VLAOffPolicyAlgorithm(Collecting):
             config=CollectorConfig(num_decisions=self.config.n_steps),
             clock=self.clock,
         )
-        collector.replay = replay
+        collector.add = partial(self.add, replay)
         self.steer()
         callback.init_callback(self)  # type: ignore[arg-type]
         callback.on_training_start(locals(), globals())
@@ -213,14 +224,14 @@ class VLAOffPolicyAlgorithm(Collecting):
             demonstrations = fitting(groups, self.policy) if groups else []
         frames = sum(one.length for one in demonstrations)
         known = 0 if self.replay_state is None else int(self.replay_state["size"])
-        conventions = self.policy.conventions
+        layout, chunk, action_dim = self.row_shape()
         replay = Replay(
-            self.envs.layout,
+            layout,
             num_envs=self.env.num_envs,
-            chunk=conventions.chunk,
-            action_dim=conventions.action_dim,
+            chunk=chunk,
+            action_dim=action_dim,
             # A decision is of one step at least; rollouts end whole; each episode has an observation more.
-            capacity=frames + known + 2 * (total + self.env.num_envs * (self.config.n_steps * conventions.chunk + 1)),
+            capacity=frames + known + 2 * (total + self.env.num_envs * (self.config.n_steps * self.envs.chunk + 1)),
             folder=folder,
         )
         if self.replay_state is not None:

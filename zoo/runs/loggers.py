@@ -56,6 +56,12 @@ COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         *(_IMITATION, _REPLAY),
         *_LAST,
     ),
+    "dsrl": (
+        *_FIRST,
+        *(("actor", "train/actor_loss", ".2f"), ("critic", "train/critic_loss", ".1e")),
+        *(("entropy", "train/ent_coef", ".2g"), _REPLAY),
+        *_LAST,
+    ),
     "qc": (*_FIRST, *_CHUNKS, _IMITATION, _REPLAY, *_LAST),
     "grpo": _FIRST + _GROUPS + _ACTOR + _LAST,
 }

@@ -111,8 +111,7 @@ def test_the_flow_loss_is_the_velocitys_error_where_something_was_executed() -> 
 @pytest.mark.parametrize("family", ["nano", "nano-flow"])
 def test_a_frames_loss_counts_as_often_as_it_weighs(family: str) -> None:
     learner = policy(family)
-    frames = frames_of([shown(2)], 2, [np.array([3.0, 0.5])])
-    assert frames.weight_B is not None
+    frames = replace(frames_of([shown(2)], 2), weight_B=torch.tensor([3.0, 0.5]))
 
     def loss(*index: int, weighted: bool) -> float:
         picked = frames.pick(torch.tensor(index), torch.device("cpu"))
