@@ -321,7 +321,7 @@ class DSRLConfig(OffPolicyConfig):
 class RecapConfig(OffPolicyConfig):
     """Settings of RECAP (arXiv:2511.14759): rounds of collecting and of imitation under an advantage's sign."""
 
-    implementation: ClassVar[str] = "zoo.off_policy.recap:Recap"
+    implementation: ClassVar[str] = "zoo.off_policy.recap:RECAP"
 
     n_steps: Decisions = 64
     """Decisions of each environment in a round."""

@@ -77,7 +77,7 @@ class ReturnScorer(Scorer):
         return loss
 
 
-class Recap(VLAOffPolicyAlgorithm):
+class RECAP(VLAOffPolicyAlgorithm):
     """RECAP; the settings are those of `zoo.config.algorithm_configs.RecapConfig`."""
 
     config_class = RecapConfig

@@ -18,7 +18,7 @@ from vla_gym.observation import decode_instruction, encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.steering.steering import NEGATIVE, POSITIVE, Conditioned, ConditionedConfig, with_suffix
-from zoo.off_policy.recap import Recap, ahead_of, positive, returns
+from zoo.off_policy.recap import RECAP, ahead_of, positive, returns
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -59,11 +59,11 @@ def test_suffixes_follow_their_sentences() -> None:
     assert shown == ["reach the red block. Advantage: positive", "open"]
 
 
-def build(folder: Path | None = None, **settings: Any) -> Recap:
+def build(folder: Path | None = None, **settings: Any) -> RECAP:
     envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=5)
     small = {"n_steps": 5, "batch_size": 16, "updates": 3, "value_updates": 2, "lookahead": 4}
     policy = settings.pop("policy", NANO)
-    model = Recap("VLAPolicy", envs, seed=3, device="cpu", policy_kwargs=policy, **{**small, **settings})
+    model = RECAP("VLAPolicy", envs, seed=3, device="cpu", policy_kwargs=policy, **{**small, **settings})
     model.replay_folder = folder
     return model
 
