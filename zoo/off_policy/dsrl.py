@@ -111,12 +111,12 @@ class DSRL(VLAOffPolicyAlgorithm):
         if len(replay.rows()) < max(1, config.learning_starts):
             return
         sac.set_logger(self.logger)
-        sac.replay_buffer = _Drawn(self, replay)  # type: ignore[assignment]
+        sac.replay_buffer = _Batches(self, replay)  # type: ignore[assignment]
         sac._n_updates, sac._current_progress_remaining = self._n_updates, self._current_progress_remaining
         sac.train(config.updates_of(stats.num_decisions), config.batch_size)
 
 
-class _Drawn:
+class _Batches:
     """Batches of a replay, where SAC looks for Stable-Baselines3's buffer."""
 
     def __init__(self, algorithm: DSRL, replay: Replay) -> None:
