@@ -72,6 +72,12 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert {link for link in kept if not (page.parent / link).exists()} == set()
 
 
+def test_every_experiment_stands_in_their_index() -> None:
+    folder = ROOT / "experiments"
+    named = re.findall(r"\]\((2\d{3}-[^)]*)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(path.name for path in folder.glob("2*.md"))
+
+
 def test_the_guards_can_fail() -> None:
     text = "`zoo.nowhere` and vla_gym.make_vec; python -m zoo.nothing; [x](docs/nothing.md), `zoo/nothing.py`"
     assert dotted_names(text) == {"zoo.nowhere", "vla_gym.make_vec", "zoo.nothing"}
