@@ -20,6 +20,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.resolver import PolicyRef, adapter_folder, resolve_policy
+from zoo.config.algorithm_configs import QCConfig, RecapConfig
 from zoo.config.batch_plan import BatchPlan
 from zoo.config.hyperparams import deep_merge
 from zoo.config.run_config import RunConfig, env_conventions
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # brings torch
 GIB = 2**30
 ROLES = ("env", "rollout", "actor")
 """Of a rank: it simulates, decides, learns."""
+REPLAY_ROW_BYTES = 4 * 8 + 3
+"""Numbers and flags of a row of the replay, see `zoo.off_policy.replay`."""
 TOKEN_BYTES, FLOAT_BYTES, PER_DECISION_BYTES = 8, 4, 34
 """Of `zoo.rollout.buffer.ChunkRolloutBuffer`, whose docstring has the formula."""
 ADAM_BYTES, HALF = 16, 2
@@ -87,7 +90,7 @@ class Rank:
 class Need:
     """One entry of the sum."""
 
-    where: Literal["device", "host"]
+    where: Literal["device", "host", "disk"]
     """The policy's device, or the machine's memory. On a CPU both are the same."""
     what: str
     size: int
@@ -125,10 +128,15 @@ def need_lines(lines: Sequence[Need]) -> list[str]:
 
 
 def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
-    """Return the rollout buffer of one rank."""
+    """Return the rollout buffer of one rank, or its replay's files."""
     arrays = config.observation_layout.arrays().values()
     observation = MAX_INSTRUCTION_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
     decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * plan.chunk * benchmark.action_dim + PER_DECISION_BYTES
+    if isinstance(config.algorithm, QCConfig | RecapConfig):
+        rows = -(-config.n_timesteps // (plan.chunk * plan.num_ranks))
+        row = observation + FLOAT_BYTES * plan.chunk * (benchmark.action_dim + 1) + REPLAY_ROW_BYTES
+        what = f"replay in the run folder, about {rows} decisions of {row:,} B (demonstrations come on top)"
+        return [Need("disk", what, rows * row)]
     size = plan.decisions_per_env * plan.buffer_width * decision
     what = f"rollout buffer, {plan.decisions_per_env} x {plan.buffer_width} decisions of {decision:,} B"
     lines = [Need("host", what, size)]

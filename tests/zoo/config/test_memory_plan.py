@@ -32,6 +32,7 @@ from zoo.config.memory_plan import (
     total,
 )
 from zoo.config.run_config import RunConfig
+from zoo.off_policy.replay import Replay
 
 TOY = toy_config(
     n_timesteps=1000,
@@ -279,3 +280,12 @@ def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, ob
     counted = policy_footprint(run(str(folder)))
     assert counted is not None
     assert counted.num_trained == sum(p.numel() for p in policy.parameters() if p.requires_grad)
+
+
+def test_a_replay_lies_on_the_disk() -> None:
+    config = toy_config(algo="qc", n_timesteps=10_000, num_envs=2, env_options={"chunk": 4})
+    (need,) = rollout_needs(solve(config), config, config.benchmark)
+    # 2,500 decisions: an image of 32 x 32 x 3, two numbers of state, the sentence, 4 x 2 actions, 4 rewards, the rest.
+    assert (need.where, need.size) == ("disk", 2_500 * (3_072 + 8 + 352 + 4 * 8 + 4 * 4 + 35))
+    replay = Replay(config.observation_layout, num_envs=2, chunk=4, action_dim=2, capacity=10)
+    assert sum(column[0].nbytes for column in replay.columns.values()) == need.size / 2_500
