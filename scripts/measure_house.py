@@ -32,12 +32,12 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_681, 25_500),
-    "lines": (50_808, 41_000),
+    "statements": (31_689, 25_500),
+    "lines": (50_816, 41_000),
     "modules": (292, 270),
     "statements of vla_gym": (7_921, 6_700),
     "statements of vla_policies": (7_778, 6_500),
-    "statements of zoo": (15_982, 12_300),
+    "statements of zoo": (15_990, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
     "zoo files one update passes": (13, 8),
@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (15, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (40_161, 34_000),
+    "lines of tests": (40_177, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),
