@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import emulated_device
 import numpy as np
 import torch
 from emulated_device import DEVICE, watch
+from stable_baselines3.common.callbacks import CallbackList
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -33,7 +35,7 @@ from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.config import SIZES
 from vla_policies.types import tensors_of
-from zoo.config.algorithm_configs import SFTConfig
+from zoo.config.algorithm_configs import ALGORITHMS, SFTConfig
 from zoo.distributed.learner import Learner
 from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.augmentation import Paraphrases
@@ -261,6 +263,22 @@ def make_ppo(family: str, options: Mapping[str, Any], settings: Mapping[str, Any
     sizes: dict[str, Any] = {"n_steps": 4, "batch_size": 8, "n_epochs": 2}
     env = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=chunk, seed=0)
     return zoo.PPO("VLAPolicy", env.as_sb3(), policy_kwargs=common, seed=0, device=device, **sizes, **settings)
+
+
+def learn_from_replay(algo: str, settings: Mapping[str, Any]) -> float:
+    """Largest distance between the weights beside a policy after some updates there and on the CPU."""
+    module, _, name = ALGORITHMS[algo].implementation.partition(":")
+    common = {"backbone": "nano-flow" if algo == "dsrl" else "nano", "backbone_kwargs": {"size": "tiny"}}
+    weights = []
+    for device in (DEVICE, "cpu"):
+        envs = vla_gym.make_vec("Toy-Reach", 4, chunk=4, seed=0)
+        algorithm = getattr(import_module(module), name)
+        model = algorithm("VLAPolicy", envs, policy_kwargs=common, seed=0, device=device, n_steps=4, **settings)
+        model.learn(120, CallbackList([]))
+        assert model._n_updates > 1
+        weights.append([x.cpu() for network in model.networks.values() for x in network.state_dict().values()])
+        envs.close()
+    return max(float((one - other).abs().max()) for one, other in zip(*weights, strict=True))
 
 
 def imitate(family: str, options: Mapping[str, Any]) -> tuple[list[str], float]:

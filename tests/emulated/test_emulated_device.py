@@ -131,6 +131,22 @@ def test_a_step_of_fine_tuning_waits_for_its_loss_and_its_gradient_alone(
     assert gap <= 1e-5
 
 
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("qc", {"learning_starts": 8, "batch_size": 8, "updates_per_decision": 0.2, "imitate": "better_half"}),
+        pytest.param(
+            *("recap", {"batch_size": 8, "updates": 2, "value_updates": 2, "guidance": 2.0}), marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            *("dsrl", {"learning_starts": 8, "batch_size": 8, "updates_per_decision": 0.2}), marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_a_replay_is_learned_as_on_the_cpu(on_device: Run, algo: str, settings: dict[str, Any]) -> None:
+    assert on_device(emulated_cases.learn_from_replay, algo, settings) <= 1e-3
+
+
 @pytest.mark.parametrize("scheme", [None, "int8"])
 def test_merged_weights_take_no_memory_of_the_device(on_device: Run, scheme: str | None) -> None:
     assert on_device(emulated_cases.merged_gap, scheme) <= 1e-6

@@ -216,7 +216,7 @@ class SeenByFlow:
 
 
 def _sample(action_BKA: Tensor) -> ActionSample:
-    return ActionSample(action_BKA, torch.zeros_like(action_BKA), torch.zeros(len(action_BKA)))
+    return ActionSample(action_BKA, torch.zeros_like(action_BKA), action_BKA.new_zeros(len(action_BKA)))
 
 
 _KINDS: Mapping[str, tuple[type[Any], type[Any]]] = {
