@@ -24,7 +24,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, HuggingFaceStorageReader
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from vla_gym.errors import BadValue
@@ -51,7 +51,8 @@ def save_in_background(
     partial = Path(process_group.broadcast_object(str(new_folder(folder)) if first else None))
     with TemporaryDirectory() as scratch, deferred_writes() as files:
         fill(partial if first else Path(scratch))
-    own = {path.name: _in_main_memory(tensors) for path, tensors in files[rank::size]}
+    latest = {path.name: tensors for path, tensors in files}  # a file may be written again
+    own = {name: _in_main_memory(tensors) for name, tensors in list(latest.items())[rank::size]}
     part = f"{Path(OPTIMIZER_FILE).stem}-{rank + 1:05d}-of-{size:05d}.safetensors"
     future = dcp.async_save(
         dict(state), storage_writer=_Writer(partial, folder, part, own), process_group=process_group.background_group
@@ -77,11 +78,11 @@ def read_optimizer(folder: Path, tensors: dict[str, Tensor]) -> None:
         dcp.load(tensors, storage_reader=_reader(folder), no_dist=True)
 
 
-class _Writer(HuggingFaceStorageWriter):
+class _Writer(FileSystemWriter):
     """Writes this rank's `part` and `own` files of tensors; the coordinator puts the folder in its place."""
 
     def __init__(self, partial: Path, folder: Path, part: str, own: Mapping[str, Tensors]) -> None:
-        super().__init__(str(partial), save_distributed=True)
+        super().__init__(partial)
         self._partial, self._folder, self._part, self._own = partial, folder, part, own
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
