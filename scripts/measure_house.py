@@ -32,12 +32,12 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_689, 25_500),
-    "lines": (50_816, 41_000),
+    "statements": (31_690, 25_500),
+    "lines": (50_817, 41_000),
     "modules": (292, 270),
     "statements of vla_gym": (7_921, 6_700),
     "statements of vla_policies": (7_778, 6_500),
-    "statements of zoo": (15_990, 12_300),
+    "statements of zoo": (15_991, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
     "zoo files one update passes": (13, 8),
