@@ -12,6 +12,7 @@ import numpy as np
 from vla_gym.errors import BadValue, check_known
 from vla_gym.make import make_vec
 from vla_gym.observation import encode_instructions
+from vla_gym.specs import Benchmark
 from vla_gym.vector.step import EnvStep
 
 ENCODINGS = ("bytes", "text")
@@ -34,7 +35,9 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  copied per instance
 
-    def __init__(self, env_id: str, *, encoding: str = "bytes", seed: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, env_id: str | Benchmark, *, encoding: str = "bytes", seed: int | None = None, **options: Any
+    ) -> None:
         check_known("encoding", encoding, ENCODINGS)
         for name in _OF_SEVERAL:
             if name in options:

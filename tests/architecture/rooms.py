@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "vla_gym": (
         *("errors", "reading", "rotations", "specs", "observation", "simulator", "system", "workers"),
-        *("adapters", "registry", "gymnasium_envs", "vector", "make", "single_env", "checks", "video"),
+        *("adapters", "registry", "gymnasium_envs", "vector", "make", "single_env", "checks", "video", "plugins"),
     ),
     "vla_policies": (
         *(

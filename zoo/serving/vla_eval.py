@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
+from vla_gym.plugins.vla_eval_names import NAMES, action_parts, state_format
 from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.conventions import CAMERA_KEYS
 from zoo.serving.declaration import METADATA_KEY, Declaration
@@ -25,8 +26,6 @@ _SERVER_NAME = "vla-zoo"
 _TYPES = ("hello", "observation", "action", "episode_start", "episode_end", "error")
 _OTHER_STATE = "state"
 """vla-eval's LIBERO benchmark writes "states", its other benchmarks "state"."""
-_LIBERO_STATE = "eef position 3, axis-angle 3"
-"""How `Benchmark.protocol` begins to describe the state that vla-eval calls eef_pos3_axisangle3_gripper2."""
 
 
 class VlaEvalClientSession(ClientSession):
@@ -70,12 +69,7 @@ class VlaEvalServerSession(ServerSession):
 
     CLIENT = VlaEvalClientSession
 
-    NAMES: ClassVar[Mapping[str, str]] = {
-        "image": "agentview",
-        "wrist_image": "wrist",
-        "state": "states",
-        "instruction": "task_description",
-    }
+    NAMES: ClassVar[Mapping[str, str]] = NAMES
 
     _seq = 0
     _chunk_KA: np.ndarray | None = None
@@ -142,26 +136,14 @@ class VlaEvalServerSession(ServerSession):
 
 def action_spec(declaration: Declaration) -> dict[str, dict[str, object]]:
     """Return the actions in the words of vla-eval's `DimSpec`, which its runs compare with the benchmark's."""
-    spec, dims = declaration.action_spec, declaration.action_dim
-    if spec is None or spec.frame == "absolute" or spec.gripper == "none":
-        return {"actions": {"name": "actions", "dims": dims, "format": "raw"}}
-    parts: dict[str, dict[str, object]] = {
-        "position": {"name": "position", "dims": 3, "format": "delta_xyz", "range": [-1, 1]}
-    }
-    if spec.rotation != "none":
-        parts["rotation"] = {"name": "rotation", "dims": 3, "format": spec.rotation, "range": [-3.15, 3.15]}
-    sign = "positive" if spec.gripper == "plus_one_closes" else "negative"
-    parts["gripper"] = {"name": "gripper", "dims": 1, "format": f"binary_close_{sign}", "range": [-1, 1]}
-    return parts
+    return action_parts(declaration.action_spec, declaration.action_dim)
 
 
 def observation_spec(declaration: Declaration, names: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """Return the observation in the words of vla-eval's `DimSpec`."""
     parts = {names[key]: {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"} for key in declaration.cameras}
     if declaration.state_dim:
-        known = declaration.state.startswith(_LIBERO_STATE)
-        layout = "eef_pos3_axisangle3_gripper2" if known else "raw"
-        parts["state"] = {"name": "state", "dims": declaration.state_dim, "format": layout}
+        parts["state"] = {"name": "state", "dims": declaration.state_dim, "format": state_format(declaration.state)}
     return {**parts, "language": {"name": "language", "dims": 0, "format": "language"}}
 
 
