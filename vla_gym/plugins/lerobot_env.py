@@ -89,7 +89,7 @@ class LeRobotEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     def render(self) -> np.ndarray | None:
         """Main-camera frame of the last observation, uint8 `[H, W, 3]`."""
-        return self._env and self._env.render()
+        return self._env.render() if self._env else None
 
     def close(self) -> None:
         if self._env:
