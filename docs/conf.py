@@ -43,8 +43,6 @@ myst_heading_anchors = 4
 # A short name in an annotation may be that of two classes: it then has no link.
 suppress_warnings = ["ref.python"]
 
-# Programs that import `vla_gym.plugins`.
-autodoc_mock_imports = ["lerobot", "vla_eval"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+HOSTED = ("vla_gym.plugins.lerobot", "vla_gym.plugins.vla_eval")
+"""Modules that import the program which they are for: `docs/comparison.md` tells of them."""
 OPTIONS = "   :members:\n   :undoc-members:\n   :show-inheritance:\n"
 
 
@@ -16,7 +18,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     sys.path.insert(0, str(root / "scripts"))
     from import_graph import PACKAGES, module_files
 
-    files = module_files(root)
+    files = {name: path for name, path in module_files(root).items() if name not in HOSTED}
     public = {package: public_names(files[package].read_text(encoding="utf-8")) for package in PACKAGES}
     elsewhere: dict[str, list[str]] = {}
     for package, names in public.items():
