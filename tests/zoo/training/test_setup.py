@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
@@ -30,10 +29,13 @@ def test_environments_are_split_where_half_of_them_decide_faster(
     policy = VLAPolicy.from_pretrained("nano", backbone_kwargs={"size": "tiny"}, device="cpu")
     assert isinstance(splitting_pays(policy, 2), bool)  # its own observations can be decided on
 
+    now = [0.0]
+
     def predict(obs: dict[str, np.ndarray], *_: Any) -> None:
-        time.sleep(seconds(len(obs["state"])))
+        now[0] += seconds(len(obs["state"]))
 
     monkeypatch.setattr(policy, "predict_with_noise", predict)
+    monkeypatch.setattr("zoo.training.setup.time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert splitting_pays(policy, 8) == pays
     with closing(vla_gym.make_vec("Toy-Reach", num_envs=8, pipeline_stages=2)) as envs:
         model: Any = SimpleNamespace(policy=policy, envs=envs, process_group=ProcessGroup())
