@@ -151,6 +151,18 @@ def test_python_examples_are_python_and_import_what_exists(page: Path) -> None:
                 assert name is None or hasattr(import_module(module), name), f"{module}.{name}"
 
 
+@pytest.mark.thorough
+def test_python_examples_have_right_types(tmp_path: Path) -> None:
+    for page in PAGES:
+        for number, block in enumerate(python_blocks(page.read_text(encoding="utf-8"))):
+            (tmp_path / f"{page.stem.replace('-', '_')}_{number}.py").write_text(block, encoding="utf-8")
+    # A block may go on from the one before it, or name a file of the reader's.
+    besides = ("--allow-untyped-defs", "--disable-error-code=name-defined", "--disable-error-code=import-not-found")
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", *besides, *sorted(tmp_path.iterdir())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def shown_commands(page: str) -> Iterator[list[str]]:
     """Yield the words behind `vla-zoo` of every command of ours in a page's shell blocks."""
     for block in re.findall(r"^```(?:bash|sh)\n(.*?)^```$", page, flags=re.M | re.S):
