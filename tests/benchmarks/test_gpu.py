@@ -90,7 +90,7 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert "graph:nano: skipped, a CPU has no CUDA graphs" in said
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.sim
 @pytest.mark.processes
 def test_iterations_are_measured_on_both_simulators(tmp_path: Path) -> None:

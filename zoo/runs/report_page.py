@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def run_page(run: RunFolder) -> str:
         robustness=_robustness(run),
         charts=metric_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
-        duration=timedelta(seconds=round(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics))),
+        duration=timedelta(seconds=math.ceil(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics))),
         machine="; ".join(str(protocol[name]) for name in ("machine", "launch") if protocol.get(name)),
         read_as=policy_line(protocol["read_as"]) if "read_as" in protocol else "",
         recipe=None if finetuned else packaged_entry(config.algo, config.entry),
