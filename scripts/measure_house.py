@@ -32,12 +32,12 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_869, 25_500),
-    "lines": (51_110, 41_000),
+    "statements": (31_870, 25_500),
+    "lines": (51_111, 41_000),
     "modules": (297, 270),
     "statements of vla_gym": (8_111, 6_700),
     "statements of vla_policies": (7_778, 6_500),
-    "statements of zoo": (15_980, 12_300),
+    "statements of zoo": (15_981, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
     "zoo files one update passes": (13, 8),
