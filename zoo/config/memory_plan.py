@@ -50,12 +50,12 @@ allowance of 0.2 GB for context and buffers, and the textures, with mipmaps in f
 models, each stored once. All of LIBERO-130's are 1.42 GB, LIBERO-Long's 1.2, LIBERO-Goal's 0.3, Meta-World's 0.06."""
 WORKER_BYTES: Mapping[str, tuple[float, float, float]] = {
     "libero": (1.2e9, 0.07e9, 0.01e9),
-    "metaworld": (0.55e9, 0.04e9, 0.04e9),
+    "metaworld": (0.55e9, 0.02e9, 0.04e9),
     "maniskill": (0.9e9, 0.01e9, 0.01e9),
 }
 """Extra -> resident bytes of a worker's first slot, of each further model that it has played, of each further slot:
 bounds from measurements, see docs/libero.md. A worker keeps the models of all tasks. One of sixteen slots held, after
-eight resets, 2.5 GB for LIBERO-130 and 2.1 GB for MetaWorld-MT50; one of 32 slots 1.42 GB for MetaWorld/reach, one of
+eight resets, 2.5 GB for LIBERO-130 and 1.2 GB for MetaWorld-MT50; one of 32 slots 1.42 GB for MetaWorld/reach, one of
 eight 0.91 GB for ManiSkill/PickCube."""
 GPU_MEMORY: Mapping[str, float] = {
     "rtx3090": 24.0,
