@@ -6,7 +6,7 @@
     python -m benchmarks.evidence --table                            # of the kept records, nothing is run
 
 For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
-trained on by PPO and GRPO. Controls stand beside them, each from fresh weights:
+trained on by PPO, GRPO and QC. Controls stand beside them, each from fresh weights:
 
 * `longer`: fine-tuning on the same demonstrations, for as much processor time as fine-tuning and the longest of the
   trainings took together, evaluations apart; the best of three learning rates on validation;
@@ -31,7 +31,7 @@ from pathlib import Path
 from benchmarks.agents import read_recipes
 from benchmarks.evidence.frozen import freeze, frozen_hash
 from benchmarks.evidence.outcomes import Outcomes
-from benchmarks.evidence.table import differences, table
+from benchmarks.evidence.table import differences, steps_needed, table
 from benchmarks.evidence.trial import CONTROLS, Trial
 from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
@@ -41,14 +41,15 @@ RECORDS = Path(__file__).with_name("records")
 
 def main() -> None:
     """Entry point."""
-    recipes = {one.env: one for one in read_recipes(packaged_folder("hyperparams") / "agents.yml") if one.algorithms}
+    read = [one for one in read_recipes(packaged_folder("hyperparams") / "agents.yml") if one.algorithms]
+    recipes = {one.env: replace(one, algorithms=(*one.algorithms, "qc")) for one in read}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("envs", nargs="*", metavar="ENV", help="environments (default: all that have a recipe)")
     parser.add_argument("-o", "--output", type=Path, default=Path("evidence-work"), help="where everything goes")
     parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help="where outcomes are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[5, 6, 7, 8, 9], metavar="S")
-    parser.add_argument("--algos", nargs="+", choices=("ppo", "grpo"), default=["ppo", "grpo"])
-    parser.add_argument("--controls", nargs="+", choices=CONTROLS, default=list(CONTROLS))
+    parser.add_argument("--algos", nargs="+", choices=("ppo", "grpo", "qc"), default=["ppo", "grpo", "qc"])
+    parser.add_argument("--controls", nargs="*", choices=CONTROLS, default=list(CONTROLS))
     parser.add_argument("--test-starts", type=int, default=300, metavar="N", help="start states of a test")
     parser.add_argument("--freeze", action="store_true", help="write the recipes down, run nothing")
     parser.add_argument("--table", action="store_true", help="print the table of the kept records, run nothing")
@@ -78,7 +79,7 @@ def main() -> None:
     if not chosen:
         raise SystemExit(f"no outcomes in {args.records} yet; without --table they are made")
     try:
-        print(f"{table(chosen)}\n\n{differences(chosen)}")
+        print(f"{table(chosen)}\n\n{differences(chosen)}\n\n{steps_needed(chosen)}")
     except ValueError as error:
         raise SystemExit(f"{error}; the outcomes in {args.records} are kept, name another folder for these") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Self
@@ -21,6 +21,10 @@ class Outcome:
     """Start state, e.g. "0/17", task and number -> whether it was solved."""
     cpu_minutes: float
     """Of a processor, of all that led to the policy: demonstrations, trainings, evaluations on the way."""
+    curve: Mapping[str, float] = field(default_factory=dict)
+    """Simulator steps of a training -> success on the validation split after them; empty for imitation."""
+    training_minutes: float = 0.0
+    """Those of `cpu_minutes` that the training of the curve took; 0 for imitation."""
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 from scipy import stats
@@ -19,6 +19,7 @@ NAMES = {
     "dagger": "DAgger",
     "ppo": "PPO",
     "grpo": "GRPO",
+    "qc": "QC",
 }
 RESAMPLES = 10_000
 """Of a bootstrap interval."""
@@ -85,6 +86,43 @@ def differences(trials: Sequence[Outcomes]) -> str:
                 p_values.append(p_value(before, after))
     lines += [f"| {' | '.join((*row[1:], f'{p:.2g}'))} |" for row, p in zip(rows, holm(p_values), strict=True)]
     return "\n".join(lines)
+
+
+def steps_needed(trials: Sequence[Outcomes], reference: str = "ppo") -> str:
+    """Markdown: the simulator steps after which other algorithms first reach the reference's best on validation.
+
+    The shares of its steps and minutes, evaluations included, are medians over seeds; a seed that never gets there has
+    an infinite one.
+    """
+    lines = [
+        f"| environment, seeds | | {NAMES[reference]}'s best on validation | its steps | steps to as much "
+        "| share of its steps, median | share of its minutes, median |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for env, of_seeds in by_env(trials).items():
+        columns = {stage: column for stage, column in columns_of(of_seeds).items() if column[0].curve}
+        base = columns.pop(reference, [])
+        for stage, column in columns.items() if base else ():
+            best = [max(one.curve.values()) for one in base]
+            first = [_first(one, aim) for one, aim in zip(base, best, strict=True)]
+            reached = [_first(one, aim) for one, aim in zip(column, best, strict=True)]
+            cells = [f"{env}, {len(base)}", NAMES[stage], ", ".join(f"{100 * one:.0f} %" for one in best)]
+            cells += [_steps([one for one, _ in first]), _steps([one for one, _ in reached])]
+            for part in (0, 1):
+                share = median(one[part] / whole[part] for one, whole in zip(reached, first, strict=True))
+                cells.append("never" if math.isinf(share) else f"{share:.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _first(one: Outcome, aim: float) -> tuple[float, float]:
+    """Return the steps and minutes of the first evaluation that reaches `aim`, of all it took; infinite for none."""
+    steps = min((int(steps) for steps, rate in one.curve.items() if rate >= aim), default=math.inf)
+    return steps, one.training_minutes * steps / max(map(int, one.curve))
+
+
+def _steps(counts: Sequence[float]) -> str:
+    return ", ".join("never" if math.isinf(one) else f"{one:,.0f}" for one in counts)
 
 
 def by_env(trials: Sequence[Outcomes]) -> Mapping[str, Sequence[Outcomes]]:

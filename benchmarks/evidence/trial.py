@@ -16,7 +16,8 @@ from zoo.collect import STUDENT_SHARE
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.demonstrations.lerobot_writer import PROGRESS_PATH
-from zoo.runs.folder import folder_name
+from zoo.runs.folder import RunFolder, folder_name
+from zoo.runs.monitor import read_evaluations
 
 CONTROLS = ("longer", "more", "dagger")
 LEARNING_RATES = (3e-4, 1e-3, 3e-3)
@@ -128,8 +129,15 @@ class Trial(Workshop):
             chosen, trained = self.chosen(stage), self.candidates(stage)[0]
             # Where nothing trained is better, the training was paid for all the same.
             minutes = cpu_minutes(self.costs(), trained if chosen == "sft" else chosen)
-            stages[stage] = Outcome(solved=self._solved(chosen, "test"), cpu_minutes=minutes)
+            curve = self._curve(stage) if stage in self.recipe.algorithms else {}
+            trained_for = self.costs()[stage] / 60 if curve else 0.0
+            solved = self._solved(chosen, "test")
+            stages[stage] = Outcome(solved=solved, cpu_minutes=minutes, curve=curve, training_minutes=trained_for)
         return Outcomes(env=self.recipe.env, seed=self.recipe.seed, stages=stages, recipe=recipe)
+
+    def _curve(self, algo: str) -> dict[str, float]:
+        points = read_evaluations(RunFolder(self.run(algo)))
+        return {str(one.steps): one.rate.mean for one in points}
 
     def _solved(self, stage: str, name: str) -> dict[str, bool]:
         episodes = json.loads(self.result(stage, name).read_text())["episodes"]

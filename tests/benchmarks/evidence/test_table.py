@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evidence.outcomes import Outcome, Outcomes
-from benchmarks.evidence.table import bootstrap, differences, over_seeds, p_value, table
+from benchmarks.evidence.table import bootstrap, differences, over_seeds, p_value, steps_needed, table
 
 MINUTES = {"sft": 3.0, "longer": 11.0, "dagger": 13.0, "ppo": 11.0}
 
@@ -85,3 +85,20 @@ def test_seeds_of_other_recipes_are_not_averaged() -> None:
     one, other = trial(1, {"sft": "1", "ppo": "1"}), trial(2, {"sft": "1", "ppo": "1"})
     with pytest.raises(ValueError, match="the same frozen recipe"):
         table([one, replace(other, recipe="changed")])
+
+
+def test_steps_needed_are_those_of_the_first_evaluation_that_is_as_good() -> None:
+    def trained(minutes: float, curve: Mapping[str, float]) -> Outcome:
+        return replace(outcome("1"), curve=curve, training_minutes=minutes)
+
+    ppo = trained(8.0, {"10000": 0.5, "20000": 0.8, "40000": 0.8})
+    seeds = [
+        {"sft": outcome("0"), "ppo": ppo, "qc": trained(2.0, {"2000": 0.4, "5000": 0.9, "10000": 0.7})},
+        {"sft": outcome("0"), "ppo": ppo, "qc": trained(2.0, {"2000": 0.8, "10000": 0.7})},
+        {"sft": outcome("0"), "ppo": ppo, "qc": trained(2.0, {"2000": 0.4, "10000": 0.7})},
+    ]
+    trials = [Outcomes(env="E", seed=number, stages=stages) for number, stages in enumerate(seeds)]
+    # Of 20,000 steps 5,000 are a quarter; of the 4 minutes that they took, 1 minute is a quarter.
+    assert steps_needed(trials).splitlines()[2:] == [
+        "| E, 3 | QC | 80 %, 80 %, 80 % | 20,000, 20,000, 20,000 | 5,000, 2,000, never | 0.25 | 0.25 |"
+    ]
