@@ -6,10 +6,11 @@
     python -m benchmarks.evidence --table                            # of the kept records, nothing is run
 
 For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
-trained on by PPO, GRPO and QC. Controls stand beside them, each from fresh weights:
+trained on by PPO, GRPO and QC, whose replay has the demonstrations, too. Controls stand beside them, each from fresh
+weights:
 
-* `longer`: fine-tuning on the same demonstrations, for as much processor time as fine-tuning and the longest of the
-  trainings took together, evaluations apart; the best of three learning rates on validation;
+* `longer`: fine-tuning on the same demonstrations, for as much processor time as fine-tuning and the longer of PPO and
+  GRPO took together; the best of three learning rates on validation;
 * `more`: fine-tuning for as many updates on more demonstrations, as many as the simulator steps of reinforcement
   learning would have bought, each of up to three horizons, so that the expert finishes. The expert is a scripted one: a
   user with a real task has none;

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.agents import AgentRecipe, Workshop, flags_of, params_of
+from benchmarks.agents import ALGORITHMS, AgentRecipe, Workshop, flags_of, params_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark, num_tasks
@@ -64,11 +64,13 @@ class Trial(Workshop):
         self._collect("demonstrations", recipe.demonstrations)
         self._finetune("sft", recipe.sft_updates, ["demonstrations"])
         for algo in recipe.algorithms:
-            start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)))
-            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *self._common(self.folder))
+            start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)), *self._common(self.folder))
+            shown = () if algo in ALGORITHMS else params_of([f"demonstrations:{self.folder / 'demonstrations'}"])
+            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *shown)
         # What a start costs is no part of an update.
         self._finetune(_START, 1, ["demonstrations"])
-        updates = longer_updates(self.costs(), recipe.sft_updates, recipe.algorithms)
+        timed = [algo for algo in recipe.algorithms if algo in ALGORITHMS]
+        updates = longer_updates(self.costs(), recipe.sft_updates, timed)
         if "longer" in self.controls:
             for rate in LEARNING_RATES:
                 self._finetune(f"longer-{rate:g}", updates, ["demonstrations"], "--learning-rate", rate)
