@@ -32,12 +32,12 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_870, 25_500),
-    "lines": (51_111, 41_000),
+    "statements": (31_869, 25_500),
+    "lines": (51_112, 41_000),
     "modules": (297, 270),
     "statements of vla_gym": (8_111, 6_700),
     "statements of vla_policies": (7_778, 6_500),
-    "statements of zoo": (15_981, 12_300),
+    "statements of zoo": (15_980, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
     "zoo files one update passes": (13, 8),
@@ -50,10 +50,10 @@ LIMITS = {
     "raise": (758, 650),
     "check_* functions": (106, 90),
     "Any in zoo": (300, 300),
-    "TYPE_CHECKING imports": (15, 10),
+    "TYPE_CHECKING imports": (17, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (40_406, 34_000),
+    "lines of tests": (40_423, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),

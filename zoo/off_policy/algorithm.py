@@ -18,7 +18,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import FloatSchedule, get_device, set_random_seed
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout
@@ -117,7 +117,7 @@ class VLAOffPolicyAlgorithm(Collecting):
         self._needs_reset = True
         self._last_obs: Any = None
         self._last_episode_starts: Any = None
-        self.networks: dict[str, nn.Module] = {}
+        self.networks: dict[str, Any] = {}
         """Networks beside the policy that a checkpoint keeps; one that learns has an `optimizer`."""
         self.build()
 

@@ -7,14 +7,13 @@ policy only imitates; it improves because of its sampled chunks the critics choo
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vla_policies.actions.noise import SlotNoise
-from vla_policies.steering.networks import ChunkCritic, critic_config
+from vla_policies.steering.networks import critic_config
 from vla_policies.steering.steering import BestOfN, BestOfNConfig
 from zoo.config.algorithm_configs import QCConfig
 from zoo.distributed.fsdp import check_learnable
@@ -55,11 +54,10 @@ class QC(VLAOffPolicyAlgorithm):
         steering = BestOfN(BestOfNConfig(critic=judged, num_samples=config.num_samples))
         steering.critic.begin_as(policy.backbone)
         policy.steer(steering.to(self.device))
-        critic: Any = steering.critic
-        self.critic: ChunkCritic = critic
+        self.critic = steering.critic
         self.target = deepcopy(steering.critic).requires_grad_(requires_grad=False)
-        critic.optimizer = optimizer = torch.optim.Adam(self.critic.parameters(), config.critic_lr)
         self.networks = {"critic": self.critic, "target": self.target}
+        self.networks["critic"].optimizer = optimizer = torch.optim.Adam(self.critic.parameters(), config.critic_lr)
         group = self.process_group.gradient_group
         self._critic_learner = Learner(CriticScorer(self.critic), optimizer, config.max_grad_norm, group=group)
         self._learner = None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -47,10 +47,12 @@ from zoo.distributed.fsdp import (
 )
 from zoo.distributed.process_group import ProcessGroup, lost_ranks
 from zoo.files import content_of, read_json, remove_folder, write_folder
-from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 from zoo.rollout.collector import first_env
 from zoo.runs.folder import NETWORKS_FILE, OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.train_state import Counters, TrainState
+
+if TYPE_CHECKING:  # PPO and GRPO need none of its modules
+    from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 
 FORMAT_VERSION = 1
 _STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng")
@@ -97,7 +99,7 @@ def begin_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, ch
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
     run = state.gather(algorithm.process_group)
     facts = {} if run is None else run.to_json()
-    if isinstance(algorithm, VLAOffPolicyAlgorithm):
+    if not isinstance(algorithm, VLAOnPolicyAlgorithm):
         facts |= _replay_facts(algorithm)
     elif algorithm.demonstrations is not None:
         facts["demonstrations"] = algorithm.demonstrations.digests[0]
@@ -105,7 +107,7 @@ def begin_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, ch
     def add_files(folder: Path) -> None:
         if run is not None:
             save_arrays({key: np.ascontiguousarray(array) for key, array in run.arrays.items()}, folder / ROLLOUT_FILE)
-        if isinstance(algorithm, VLAOffPolicyAlgorithm):
+        if not isinstance(algorithm, VLAOnPolicyAlgorithm):
             write_safetensors(folder / NETWORKS_FILE, _network_tensors(algorithm))
         elif algorithm.config.kl_coef:
             algorithm.reference.save(folder)
@@ -120,10 +122,10 @@ def _replay_facts(algorithm: VLAOffPolicyAlgorithm) -> dict[str, Any]:
     """Return the size of each rank's replay, and the parameter groups of the networks beside the policy."""
     assert algorithm.replay is not None
     algorithm.replay.flush()
-    learning: dict[str, Any] = {name: one for name, one in algorithm.networks.items() if hasattr(one, "optimizer")}
+    learning = ((name, one.optimizer) for name, one in algorithm.networks.items() if hasattr(one, "optimizer"))
     return {
         "replay": algorithm.process_group.all_gather_object(algorithm.replay_state),
-        "networks": {name: one.optimizer.state_dict()["param_groups"] for name, one in learning.items()},
+        "networks": {name: optimizer.state_dict()["param_groups"] for name, optimizer in learning},
     }
 
 
@@ -211,7 +213,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, fol
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
     """
-    if isinstance(algorithm, VLAOffPolicyAlgorithm):
+    if not isinstance(algorithm, VLAOnPolicyAlgorithm):
         _load_replay_checkpoint(algorithm, folder)
         return
     group = algorithm.process_group
@@ -243,8 +245,7 @@ def _load_replay_checkpoint(algorithm: VLAOffPolicyAlgorithm, folder: Path) -> N
     load_moments(algorithm.policy.optimizer, folder, saved)
     path = folder / NETWORKS_FILE
     tensors = read_safetensors(path)
-    networks: dict[str, Any] = algorithm.networks
-    for name, network in networks.items():
+    for name, network in algorithm.networks.items():
         parts: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
         for kind, part in parts.items():
             prefix = f"{name}.{kind}."

@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
@@ -16,7 +16,6 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import check_same_weights
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
-from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 from zoo.runs.folder import REPLAY_FOLDER, RunFolder, longer
 from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
@@ -37,6 +36,9 @@ from zoo.training.setup import (
     use_memory,
 )
 from zoo.training.trainer import Trainer
+
+if TYPE_CHECKING:  # PPO and GRPO need none of its modules
+    from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 
 _logger = logging.getLogger(__name__)
 _FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, 2 to 10 s each)"}
@@ -62,7 +64,7 @@ class RLTrainer(Trainer):
         self, job: TrainJob, plan: RunPlan, model: VLAOnPolicyAlgorithm | VLAOffPolicyAlgorithm, run: RunFolder
     ) -> None:
         config, done, rollout = job.config, model.num_timesteps, plan.batch.simulator_steps
-        if isinstance(model, VLAOffPolicyAlgorithm):
+        if not isinstance(model, VLAOnPolicyAlgorithm):
             model.replay_folder = run.path / REPLAY_FOLDER
         super().__init__(
             job,
