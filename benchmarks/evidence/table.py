@@ -88,20 +88,20 @@ def differences(trials: Sequence[Outcomes]) -> str:
     return "\n".join(lines)
 
 
-def steps_needed(trials: Sequence[Outcomes], reference: str = "ppo") -> str:
-    """Markdown: the simulator steps after which other algorithms first reach the reference's best on validation.
+def steps_needed(trials: Sequence[Outcomes]) -> str:
+    """Markdown: the simulator steps after which other algorithms first reach PPO's best on validation.
 
-    The shares of its steps and minutes, evaluations included, are medians over seeds; a seed that never gets there has
-    an infinite one.
+    Shares of its steps and minutes, evaluations included, are medians over seeds; a seed that never reaches it counts
+    as infinite.
     """
     lines = [
-        f"| environment, seeds | | {NAMES[reference]}'s best on validation | its steps | steps to as much "
+        "| environment, seeds | | PPO's best on validation | its steps | steps to as much "
         "| share of its steps, median | share of its minutes, median |",
         "|---|---|---|---|---|---|---|",
     ]
     for env, of_seeds in by_env(trials).items():
         columns = {stage: column for stage, column in columns_of(of_seeds).items() if column[0].curve}
-        base = columns.pop(reference, [])
+        base = columns.pop("ppo", [])
         for stage, column in columns.items() if base else ():
             best = [max(one.curve.values()) for one in base]
             first = [_first(one, aim) for one, aim in zip(base, best, strict=True)]

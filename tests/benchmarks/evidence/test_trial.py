@@ -93,14 +93,17 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return commands[name][commands[name].index(flag) + 1]
 
     monkeypatch.setattr(Trial, "step", step)
-    monkeypatch.setattr(Trial, "costs", lambda one: {"start": 10.0, "sft": 169.0, "ppo": 100.0})
+    monkeypatch.setattr(Trial, "costs", lambda one: {"start": 10.0, "sft": 169.0, "ppo": 100.0, "qc": 900.0})
     monkeypatch.setattr(Trial, "decoding", lambda one, stage: "likeliest")
     monkeypatch.setattr(Trial, "chosen", lambda one, stage: one.candidates(stage)[0])
     meta = tmp_path / "seed_3" / "MetaWorld-window-open" / "demonstrations" / "meta"
     meta.mkdir(parents=True)
     counts = {"tried": 12, "episodes": 10, "frames": 800}
     (meta / "vla_zoo.json").write_text(json.dumps({"settings": {"options": {"image_size": 64}}, **counts}))
-    trial(tmp_path, ("longer", "more", "dagger")).train()
+    recipe = replace(RECIPE, seed=3, algorithms=("ppo", "qc"))
+    Trial(recipe, tmp_path, ("longer", "more", "dagger"), 4).train()
+    assert given("qc", "-params") == f"demonstrations:{meta.parent}"
+    assert "-params" not in commands["ppo"]
     # 80,000 steps of 100 to a demonstration: 80 of its own, and two failures of 100 for every ten; 160 updates of 1 s
     # and 100 s of PPO. Of the 800 a round of DAgger has a third.
     assert [given(name, "-n") for name in ("further", "taken-over-1", "taken-over-3")] == ["800", "267", "267"]
