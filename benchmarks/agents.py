@@ -56,6 +56,8 @@ class AgentRecipe:
     """Deviation of what disturbs the expert's actions."""
     wander: float = 0.0
     """Largest share of the horizon for which the arm is first moved at random."""
+    draw_every: int = 0
+    """`--draw-every` of `zoo.collect`; 0: every step is drawn."""
     demonstrations_seed: int = 0
     """Of noise and wandering."""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class Workshop:
     def _show(self, name: str, part: AgentRecipe) -> Path:
         """Have the expert show one part; return the dataset's folder."""
         folder = self.folder / "demonstrations" / folder_name(name)
-        how = flags_of(noise=part.noise, wander=part.wander, seed=part.demonstrations_seed)
+        how = flags_of(noise=part.noise, wander=part.wander, draw_every=part.draw_every, seed=part.demonstrations_seed)
         shown = (*how, "-o", folder, *params_of([*part.params, *part.collect_params]))
         step = f"{_COLLECT} {folder_name(name)}".rstrip()
         self.step(step, "collect", "--env", part.env, "--expert", "-n", part.demonstrations, *shown)

@@ -61,6 +61,7 @@ def make_vec(
     on_worker_error: OnWorkerError = "raise",
     step_timeout: float = 120.0,
     reset_timeout: float = 600.0,
+    draw_every: int = 1,
     render_mode: str | None = None,
     pool: Callable[[Benchmark, EnvConfig], Pool] | None = None,
     **family_options: Any,
@@ -95,6 +96,8 @@ def make_vec(
         on_worker_error: "raise" `WorkerFailed`, or "restart" the worker and mark its episodes `lost`.
         step_timeout: seconds a worker may take for one chunk before it counts as hung.
         reset_timeout: seconds it may take to start, to reset or to replay.
+        draw_every: simulator steps of an episode from one drawn observation to the next; between them all of it but
+            `privileged` stays as it was. For experts, who do without images. GPU physics draws every one.
         render_mode: None or "rgb_array", which `render()` always gives.
         pool: starts the pool that runs the environments; by default `make_pool`, on this machine.
         family_options: the benchmark's own options, such as LIBERO's `protocol`.
@@ -163,6 +166,7 @@ def make_vec(
         on_worker_error=on_worker_error,
         step_timeout=_positive("step_timeout", step_timeout, LONGEST_WAIT),
         reset_timeout=_positive("reset_timeout", reset_timeout, LONGEST_WAIT),
+        draw_every=check_integer("draw_every", draw_every, 1),
         options=dict(family_options),
         own_instructions=changed_instructions(own, benchmark),
     )
@@ -177,6 +181,7 @@ def sub_env_setup(benchmark: Benchmark, config: EnvConfig) -> SubEnvSetup:
         simulator_kwargs=benchmark.simulator_kwargs,
         tasks=benchmark.tasks,
         rule=config.reward,
+        draw_every=config.draw_every,
         memory=MemoryLayout(
             num_slots=config.num_envs,
             chunk=config.chunk,

@@ -87,6 +87,12 @@ def parser() -> OneLineParser:
         metavar="STD",
         help="deviation added to an expert's executed actions (default: 0)",
     )
+    p.add_argument(
+        "--draw-every",
+        type=count,
+        metavar="N",
+        help="with --expert: images of every N-th step alone, which are what vla-zoo sft then learns from (default: 1)",
+    )
     p.add_argument("--keep-failures", action="store_true", help="keep episodes that were not solved, too")
     for name, default, what in (("gamma", GAMMA, "discount"), ("gae-lambda", GAE_LAMBDA, "lambda")):
         p.add_argument(
@@ -229,6 +235,10 @@ def _source(args: argparse.Namespace) -> Source:
             led and not args.expert,
             "--student needs --expert, which takes over from it; a policy alone is recorded with -i RUN",
         ),
+        (
+            args.draw_every is not None and (led or not args.expert),
+            "--draw-every is for --expert alone; who acts by images needs them all",
+        ),
         (args.student_share is not None and not led, "--student-share is for --student RUN; leave it out"),
         (args.env is None and alone, "--env is missing: say where to collect, e.g. --env MetaWorld/reach"),
         (
@@ -267,6 +277,7 @@ def expert_source(args: argparse.Namespace) -> Source:
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
     options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED) | task_options(args)
     benchmark = find_benchmark(args.env, **benchmark_options(options))
+    options |= {"draw_every": args.draw_every} if args.draw_every else {}
     make_expert, num_envs = expert_class(benchmark), args.num_envs or DEFAULT_NUM_ENVS
 
     def opened() -> Opened:

@@ -32,6 +32,13 @@ def test_an_expert_is_asked_once_a_start_state_unless_there_is_noise(tmp_path: P
     assert (wandering.rounds, wandering.settings["wander"]) == (MOST_ROUNDS, 0.4)
 
 
+def test_only_an_expert_does_without_images() -> None:
+    argv = ["--env", "LIBERO-Goal", "--draw-every", "4"]
+    assert expert_source(asked(*argv, "--expert")).settings["options"]["draw_every"] == 4
+    with pytest.raises(BadValue, match="--draw-every is for --expert alone"):
+        collect.run([*argv, "--policy", "nano", "-n", "1", "-o", "x"])
+
+
 def test_a_sampling_policy_may_try_a_start_state_often() -> None:
     argv = ["--env", "Toy-Reach", "--policy", "nano", "--num-envs", "2"]
     greedy = policy_source(asked(*argv))

@@ -43,6 +43,7 @@ class EnvConfig:
     on_worker_error: OnWorkerError
     step_timeout: float
     reset_timeout: float
+    draw_every: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     """The benchmark's own options."""
     own_instructions: Mapping[str, str] = field(default_factory=dict)

@@ -150,6 +150,8 @@ class SubEnvSetup:
     tasks: tuple[Task, ...]
     rule: RewardRule
     memory: MemoryLayout
+    draw_every: int = 1
+    """Simulator steps of an episode from one drawn observation to the next."""
 
 
 @dataclass(eq=False)

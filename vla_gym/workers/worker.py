@@ -40,12 +40,19 @@ class SubEnv:
     """Drives one simulator by decisions of up to K steps."""
 
     def __init__(
-        self, simulator: Simulator, tasks: tuple[Task, ...], rule: RewardRule, layout: ObservationLayout
+        self,
+        simulator: Simulator,
+        tasks: tuple[Task, ...],
+        rule: RewardRule,
+        layout: ObservationLayout,
+        draw_every: int = 1,
     ) -> None:
         self._simulator = simulator
         self._tasks = tasks
         self._rule = rule
         self._layout = layout
+        self._draw_every = draw_every
+        self._drawn: dict[str, np.ndarray] = {}
         self._running = False
 
     def run(self, command: Command) -> Report:
@@ -120,8 +127,10 @@ class SubEnv:
         return dataclasses.replace(self.step(action_TA), start_state=began.start_state)
 
     def observe(self) -> dict[str, np.ndarray]:
-        """Render the present state, once; the keys are those of the layout."""
-        observation = dict(self._simulator.observe())
+        """Render the present state, once, or return what was rendered last; the keys are those of the layout."""
+        if self._length % self._draw_every == 0:
+            self._drawn = dict(self._simulator.observe())
+        observation = dict(self._drawn)
         if not self._layout.state_dim:
             observation.pop("state", None)  # the simulator may give it unasked
         if self._layout.privileged_dim:
@@ -141,7 +150,7 @@ def build_sub_env(setup: SubEnvSetup) -> SubEnv:
     simulator: Simulator = pkgutil.resolve_name(setup.simulator)(
         setup.tasks, layout.image_size, layout.cameras, **setup.simulator_kwargs
     )
-    return SubEnv(simulator, setup.tasks, setup.rule, layout)
+    return SubEnv(simulator, setup.tasks, setup.rule, layout, setup.draw_every)
 
 
 def main(socket_fd: int, memory_fd: int) -> int:

@@ -15,12 +15,12 @@ from vla_gym.specs import StartState
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Cameras
-from zoo.demonstrations.recorder import EXECUTED, PRIVILEGED, REWARD, SUCCESS, Demonstration
+from zoo.demonstrations.recorder import DRAWN, EXECUTED, PRIVILEGED, REWARD, SUCCESS, Demonstration
 from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
 """Start state of episodes whose dataset names none."""
-_READ = ("episode_index", "task_index", lr.STATE, lr.ACTION, REWARD, SUCCESS, EXECUTED, PRIVILEGED)
+_READ = ("episode_index", "task_index", lr.STATE, lr.ACTION, REWARD, SUCCESS, EXECUTED, DRAWN, PRIVILEGED)
 """Columns of a table that are read beside the images."""
 
 
@@ -44,8 +44,12 @@ def read_dataset(
             f"'{root}' does not say what an expert saw ('{PRIVILEGED}'), which --privileged-coef learns; "
             "vla-zoo collect --expert records it"
         )
-    more = {REWARD: np.float32, SUCCESS: np.bool_, EXECUTED: np.int64} if outcomes else {}
-    more |= {PRIVILEGED: np.float32} if privileged else {}
+    if outcomes and DRAWN in info.features:
+        raise BadValue(
+            f"'{root}' has images of some steps alone, and every decision needs its own; collect without --draw-every"
+        )
+    more: dict[str, type] = {REWARD: np.float32, SUCCESS: np.bool_, EXECUTED: np.int64} if outcomes else {}
+    more |= {DRAWN: np.bool_, **({PRIVILEGED: np.float32} if privileged else {})}
     cameras = Cameras(root, info)
     table_of = functools.lru_cache(maxsize=1)(lambda path: lr.read_table(path, _READ).combine_chunks())
     names_of = functools.lru_cache(maxsize=1)(lambda path: list(lr.parquet()[1].read_schema(path).names))

@@ -18,6 +18,8 @@ EXECUTED = "vla_zoo.executed"
 """Column of datasets of whole decisions: simulator steps run of a frame's chunk."""
 PRIVILEGED = "vla_zoo.privileged"
 """Column of what an expert saw: poses in metres, the goal. Not named "observation.*", which policies take as input."""
+DRAWN = "vla_zoo.drawn"
+"""Column of datasets drawn every few steps only: whether a frame was. Between them stands what was drawn last."""
 HOLD = 5
 """Steps for which an arm that wanders is moved alike: with another action each step it would stay where it is."""
 _KEPT = "kept"
@@ -191,14 +193,18 @@ def record(
     obs, infos = envs.reset(options={"task_id": task_N, "trial_id": trial_N})
     start_states = list(infos["start_state"])
     frames: list[list[dict[str, np.ndarray]]] = [[] for _ in attempts]
+    step, every = 0, envs.config.draw_every
     action_NA = np.zeros((envs.num_envs, envs.benchmark.action_dim), dtype=np.float32)
     live = list(range(len(attempts)))
     while live:
+        drawn = {DRAWN: np.asarray(step % every == 0)} if every > 1 else {}
         for env, choice in act(obs, live).items():
             seen = {key: obs[key][env] for key in (*_CAMERAS, "state") if key in obs}
-            frames[env].append({**seen, "action": choice.action_A, **choice.extra, _KEPT: np.asarray(choice.kept)})
+            kept = {_KEPT: np.asarray(choice.kept), **drawn}
+            frames[env].append({**seen, "action": choice.action_A, **choice.extra, **kept})
             action_NA[env] = choice.executed_A
         obs, reward_N, terminated_N, truncated_N, infos = envs.step(action_NA)
+        step += 1
         for env in tuple(live):
             done = bool(terminated_N[env] or truncated_N[env])
             frames[env][-1] |= {

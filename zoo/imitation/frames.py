@@ -29,7 +29,7 @@ from vla_policies.devices import upload
 from vla_policies.processing.observations import on_device
 from zoo.config.advice import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
-from zoo.demonstrations.recorder import PRIVILEGED, Demonstration, StoredImages
+from zoo.demonstrations.recorder import DRAWN, PRIVILEGED, Demonstration, StoredImages
 
 _logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Frames:
 
 
 def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
-    """Return every frame of every demonstration with its chunk of K actions.
+    """Return every drawn frame of every demonstration with its chunk of K actions.
 
     Images are read here, an episode at a time. Raise `BadValue` without demonstrations, for demonstrations of several
     shapes, and for images that cannot be read or kept.
@@ -104,18 +104,19 @@ def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
     for one in demonstrations:
         if (got := _shapes(one)) != wanted:
             raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
-    ends = np.cumsum([one.length for one in demonstrations])
+    learned = [one.extra.get(DRAWN, np.ones(one.length, np.bool_)) for one in demonstrations]
+    ends = np.cumsum([learned_T.sum() for learned_T in learned])
     whole = image_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
     said = time.monotonic()
-    for number, (end, one) in enumerate(zip(ends, demonstrations, strict=True)):
+    for number, (end, one, learned_T) in enumerate(zip(ends, demonstrations, learned, strict=True)):
         if time.monotonic() - said >= SECONDS_PER_LINE:
             said = time.monotonic()
             _logger.info(f"images of {number} of {len(demonstrations)} episodes read")
         for key, column in _columns(one, chunk).items():
-            column_T = np.asarray(column)
+            column_T = np.asarray(column)[learned_T]
             if key not in whole:
                 whole[key] = np.empty((int(ends[-1]), *column_T.shape[1:]), column_T.dtype)
-            whole[key][end - one.length : end] = column_T
+            whole[key][end - len(column_T) : end] = column_T
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
         action_BKA=tensors.pop(_ACTION),

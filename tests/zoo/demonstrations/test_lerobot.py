@@ -24,7 +24,7 @@ from zoo.demonstrations import lerobot_video
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_video import Video, cameras_of, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter, locked
-from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
+from zoo.demonstrations.recorder import DRAWN, PRIVILEGED, REWARD, SUCCESS, Demonstration
 
 pytest.importorskip("pyarrow")
 SETTINGS = {"env": "Toy", "noise": 0.0}
@@ -84,6 +84,15 @@ def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.extra[REWARD], reward_T)
     np.testing.assert_array_equal(second.extra[SUCCESS], ~solved_T[:2])
     assert read_dataset(tmp_path / "d")[0].extra == {}
+
+
+def test_what_decides_by_every_image_is_not_given_old_ones(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add(
+        [replace(shown(2), extra={DRAWN: np.array([True, False])})], tried=1
+    )
+    assert read_dataset(tmp_path / "d")[0].extra[DRAWN].tolist() == [True, False]
+    with pytest.raises(BadValue, match="collect without --draw-every"):
+        read_dataset(tmp_path / "d", outcomes=True)
 
 
 def test_one_number_a_frame_is_a_plain_column(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from vla_gym.specs import StartState, Task
 from vla_policies import VLAPolicy
 from zoo.collect import kept_episodes
 from zoo.demonstrations.policy_recorder import PolicyActor
-from zoo.demonstrations.recorder import HOLD, PRIVILEGED, Demonstration, all_attempts, demonstrate
+from zoo.demonstrations.recorder import DRAWN, HOLD, PRIVILEGED, Demonstration, all_attempts, demonstrate
+from zoo.imitation.frames import frames_of
 
 TOY = find_benchmark("Toy-Reach")
 K = 4
@@ -92,6 +93,28 @@ def test_noise_moves_the_arm_but_not_what_is_learned(envs: VLAVectorEnv) -> None
     # The same start state and round show the same episode, whoever plays beside it.
     np.testing.assert_array_equal(again.images["image"], noisy.images["image"])
     assert beside.start == start(0, 3)
+
+
+def test_what_is_not_drawn_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyReach, "privileged", lambda self: np.array([0.5]), raising=False)
+    benchmark, found = replace(TOY, privileged_dim=1), []
+    for every in (1, 3):
+        rules = {"privileged": True, "autoreset_mode": "disabled", "num_workers": 0, "draw_every": every}
+        made = make_vec(benchmark, 1, chunk=1, **rules)
+        found += demonstrate(made, Constant, [(start(0, 0), 0)])
+        made.close()
+    whole, some = found
+    assert DRAWN not in whole.extra
+    drawn_T = some.extra[DRAWN]
+    np.testing.assert_array_equal(np.flatnonzero(drawn_T), np.arange(0, whole.length, 3))
+    np.testing.assert_array_equal(some.action_TA, whole.action_TA)
+    image_TF, drawn_TF = (np.asarray(one.images["image"]).reshape(whole.length, -1) for one in (whole, some))
+    np.testing.assert_array_equal(drawn_TF, image_TF[np.arange(whole.length) // 3 * 3])
+    assert (drawn_TF[1] != image_TF[1]).any()
+    frames, rest = frames_of([some, whole], 4), len(whole.images["image"])
+    assert len(frames) == drawn_T.sum() + rest
+    np.testing.assert_array_equal(frames.obs["image"][: drawn_T.sum()], whole.images["image"][drawn_T])
+    np.testing.assert_array_equal(frames.action_BKA[1], whole.action_TA[3:7])
 
 
 def test_more_attempts_than_environments_are_refused(envs: VLAVectorEnv) -> None:
