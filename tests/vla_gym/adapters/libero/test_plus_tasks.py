@@ -16,7 +16,7 @@ import pytest
 
 from vla_gym import find_benchmark, list_envs
 from vla_gym.adapters.libero import plus_tasks, sensor_noise
-from vla_gym.adapters.libero.plus_tasks import AXES, NUM_TASKS, OF_ARCHIVE, UNTURNED, plus_folder, read_name
+from vla_gym.adapters.libero.plus_tasks import ARCHIVE, AXES, NUM_TASKS, OF_ARCHIVE, PLACES, plus_folder, read_name
 from vla_gym.errors import MissingDependency, UnknownName
 from vla_gym.observation import check_instruction
 
@@ -138,7 +138,7 @@ def test_each_view_is_upstream_s(problem: str, base: str) -> None:
     views = {read_name(task.name).view for task in find_benchmark(f"{base}-Plus-camera").tasks}
     assert len(views) > 100
     keys = ("horizon_view", "vertical_view", "scale_factor", "end_point_rot", "end_point_vertical")
-    for view in (UNTURNED, *views):
+    for view in ((0, 0, 100, 0, 0), *views):
         given = dict(zip(keys, (*view[:2], view[2] / 100, *view[3:]), strict=True))
         position, quat = pose_of(theirs._setup_camera, **given)
         got_position, got_quat = camera_pose(*unchanged, view)
@@ -207,10 +207,37 @@ def test_noise_of_another_size_is_scaled() -> None:
     assert np.abs(got - expected).max() <= 1
 
 
-def test_axes_of_the_archive_say_what_is_missing() -> None:
+def test_axes_of_the_archive_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ARCHIVE, raising=False)
     for axis in OF_ARCHIVE:
-        with pytest.raises(MissingDependency, match=r"assets.zip .* not read here yet") as error:
+        with pytest.raises(MissingDependency, match=rf"Goal-Plus-{axis} .*assets.zip.*{ARCHIVE} names: it is not set"):
             find_benchmark(f"LIBERO-Goal-Plus-{axis}")
-        assert "\n" not in str(error.value)
+    monkeypatch.setenv(ARCHIVE, str(tmp_path))
+    with pytest.raises(MissingDependency, match=f"'{tmp_path}' has no assets/scenes"):
+        find_benchmark("LIBERO-Goal-Plus-light")
     with pytest.raises(UnknownName, match="LIBERO-Goal-Plus-camera"):
         find_benchmark("LIBERO-Goal-Plus-camra")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_tasks_of_the_archive_and_their_start_states(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from vla_gym.adapters.libero.compile import bddl_file, start_states
+
+    (tmp_path / place / "assets" / "scenes").mkdir(parents=True)
+    monkeypatch.setenv(ARCHIVE, str(tmp_path))
+    for base in BASES:
+        suite = plus_tasks.BASES[base]
+        for axis in OF_ARCHIVE:
+            tasks = find_benchmark(f"{base}-Plus-{axis}").tasks
+            assert len(tasks) == NUM_TASKS[base][list(AXES).index(axis)]
+            assert all(bddl_file(task.suite, task.name).is_file() for task in tasks)
+            for task in (tasks[0], tasks[-1]):
+                stored = (
+                    f"libero_newobj/{suite}/{task.name}" if axis == "layout" else f"{suite}/{read_name(task.name).base}"
+                )
+                rows = torch.load(plus_folder() / "init_files" / f"{stored}.pruned_init", weights_only=False)
+                np.testing.assert_array_equal(start_states(task.suite, task.name)[0], np.atleast_2d(rows)[0])
