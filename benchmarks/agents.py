@@ -74,7 +74,9 @@ class AgentRecipe:
     paraphrases: str = ""
     """`--paraphrases` of `zoo.sft`, from the root of a checkout; none by default."""
     words_updates: int = 0
-    """Updates that follow at half the rate: its words begin anew, as `words: wordllama`, with the paraphrases."""
+    """Updates that follow: its words begin anew, as `words: wordllama`, with the paraphrases."""
+    words_rate: float = 5e-4
+    """Learning rate of these."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -130,7 +132,7 @@ class Workshop:
             *params_of([*recipe.params, *recipe.sft_params]),
         )
         if recipe.words_updates:
-            anew = ("-n", recipe.words_updates, "--learning-rate", 5e-4, "--policy", self._last(self.run("sft")))
+            anew = ("-n", recipe.words_updates, "--learning-rate", recipe.words_rate, "--policy", self._last(self.run("sft")))
             where = ("--seed", recipe.seed, "-f", self.folder / _WORDS, "--num-threads", 1)
             words = params_of([*recipe.params, "policy_kwargs:{backbone_kwargs: {words: wordllama}}"])
             self.step(_WORDS, "sft", *learned, *anew, *others, *where, *words)
