@@ -40,6 +40,7 @@ LATE = {
     "vla_gym.adapters.mujoco.model_store": {"mujoco"},
     "vla_gym.adapters.libero.simulator": {"mujoco"},
     "vla_gym.adapters.libero.plus_simulator": {"mujoco"},
+    "vla_gym.adapters.libero.plus_upstream": {"mujoco"},
     "vla_gym.adapters.libero.compile": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.libero.goals": {"mujoco"},
     "vla_gym.adapters.libero.upstream": {"mujoco", "libero", "robosuite"},
