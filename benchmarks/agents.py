@@ -132,8 +132,8 @@ class Workshop:
             *params_of([*recipe.params, *recipe.sft_params]),
         )
         if recipe.words_updates:
-            start = ("--policy", self._last(self.run("sft")))
-            anew = ("-n", recipe.words_updates, "--learning-rate", recipe.words_rate, *start)
+            trained = ("--policy", self._last(self.run("sft")))
+            anew = ("-n", recipe.words_updates, "--learning-rate", recipe.words_rate, *trained)
             where = ("--seed", recipe.seed, "-f", self.folder / _WORDS, "--num-threads", 1)
             words = params_of([*recipe.params, "policy_kwargs:{backbone_kwargs: {words: wordllama}}"])
             self.step(_WORDS, "sft", *learned, *anew, *others, *where, *words)
