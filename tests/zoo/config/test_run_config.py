@@ -37,6 +37,7 @@ NOT_ENV_OPTIONS = {
     "render_mode",
     "family_options",
     "privileged",  # for scripted experts: no policy is trained on it
+    "draw_every",  # likewise
     "pool",  # --placement
     "pipeline_stages",  # --pipeline-stages: what it costs and brings depends on the machine
 }

@@ -10,6 +10,7 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from stable_baselines3.common.logger import KVWriter, Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
@@ -61,7 +62,9 @@ def test_metrics_are_json_and_a_resume_drops_what_came_after(tmp_path: Path) -> 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 25]
 
 
-def test_tensorboard_hides_events_past_the_checkpoint(tmp_path: Path) -> None:
+def test_tensorboard_hides_events_past_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files of one second are read in the order of their names: .10 before .9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     first = TensorBoard(tmp_path)
     for step in (10, 20, 30):
         first.write({"a": float(step)}, {"a": ()}, step)
