@@ -53,6 +53,7 @@ class SubEnv:
         self._layout = layout
         self._draw_every = draw_every
         self._drawn: dict[str, np.ndarray] = {}
+        """Of this episode, what was rendered last."""
         self._running = False
 
     def run(self, command: Command) -> Report:
@@ -66,6 +67,7 @@ class SubEnv:
         """Begin an episode; nothing is rendered."""
         self._running = False
         start_state = self._simulator.reset(start)
+        self._drawn = {}
         self._horizon = self._tasks[start.task_id].horizon
         self._length = 0
         self._total_reward = 0.0
@@ -128,7 +130,7 @@ class SubEnv:
 
     def observe(self) -> dict[str, np.ndarray]:
         """Render the present state, once, or return what was rendered last; the keys are those of the layout."""
-        if self._length % self._draw_every == 0:
+        if not self._drawn or self._length % self._draw_every == 0:
             self._drawn = dict(self._simulator.observe())
         observation = dict(self._drawn)
         if not self._layout.state_dim:

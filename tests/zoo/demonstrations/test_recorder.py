@@ -97,13 +97,20 @@ def test_noise_moves_the_arm_but_not_what_is_learned(envs: VLAVectorEnv) -> None
 
 def test_what_is_not_drawn_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyReach, "privileged", lambda self: np.array([0.5]), raising=False)
-    benchmark, found = replace(TOY, privileged_dim=1), []
+    benchmark, found, again = replace(TOY, privileged_dim=1), [], []
     for every in (1, 3):
         rules = {"privileged": True, "autoreset_mode": "disabled", "num_workers": 0, "draw_every": every}
         made = make_vec(benchmark, 1, chunk=1, **rules)
         found += demonstrate(made, Constant, [(start(0, 0), 0)])
+        made.reset(options={"task_id": 0, "trial_id": 0})
+        for _ in range(2):
+            made.step(np.full((1, 1, TOY.action_dim), 0.5, np.float32))
+        state = made.state_dict()
+        made.reset(options={"task_id": 0, "trial_id": 1})
+        again.append(made.load_state_dict(state)[0]["image"])
         made.close()
     whole, some = found
+    np.testing.assert_array_equal(*again)  # a replay draws where it ends
     assert DRAWN not in whole.extra
     drawn_T = some.extra[DRAWN]
     np.testing.assert_array_equal(np.flatnonzero(drawn_T), np.arange(0, whole.length, 3))
