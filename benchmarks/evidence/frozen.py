@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,14 @@ def freeze(recipe: AgentRecipe, file: Path = FROZEN) -> str:
 
 def frozen_hash(recipe: AgentRecipe, file: Path = FROZEN) -> str:
     """Return the hash of a recipe that is frozen; raises `SystemExit` for one that is not."""
-    now, kept = hash_of(resolved(recipe)), _read(file).get(recipe.env, {}).get("hash")
-    if now != kept:
+    frozen = _read(file).get(recipe.env, {"hash": "none", "recipe": {}})
+    # A field that recipes did not have yet is no change where it stands at its default.
+    new = {one.name: one.default for one in fields(recipe) if one.name not in frozen["recipe"]}
+    record = resolved(recipe).items()
+    now = hash_of({name: value for name, value in record if name not in new or value != new[name]})
+    if now != frozen["hash"]:
         raise SystemExit(
-            f"the recipe of {recipe.env} is {now}, frozen is {kept or 'none'}: write it down with --freeze and commit "
+            f"the recipe of {recipe.env} is {now}, frozen is {frozen['hash']}: write it down with --freeze and commit "
             f"{file.name}, then run seeds that it was not chosen on"
         )
     return now
