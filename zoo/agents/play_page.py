@@ -75,9 +75,14 @@ class Player:
         with _told():
             return view(self._on_thread(lambda: self.session.instruct(text)))
 
-    def play(self, text: str, *, one_decision: bool = False) -> Iterator[str]:
+    def play(self, text: str, *, one_decision: bool = False) -> Iterator[Any]:
         """Yield the view after each simulator step, no faster than the robot's own time; an episode that is over begins
         again."""
+        yield from self._moves(text, one_decision)
+        # Gradio shows what was yielded last once more, maybe over the next episode's view.
+        yield gr.skip()
+
+    def _moves(self, text: str, one_decision: bool) -> Iterator[str]:
         self.pause()
         turn, session, now = self._turn, self.session, self.session.state
         with _told():

@@ -96,6 +96,8 @@ def play_toy(page: Page, folder: Path) -> None:
 
     page.click("#new-seed")
     shown(page, step=0, outcome="under way")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    assert "under way" in page.text()  # the end of playing does not show its last view once more
     assert images(page) != begun
     page.click("#play")
     page.wait("document.querySelector('#robot [data-step]').dataset.step > 0")
