@@ -6,8 +6,8 @@
     python -m benchmarks.evidence --table                            # of the kept records, nothing is run
 
 For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
-trained on by PPO, GRPO and QC, whose replay has the demonstrations, too. Controls stand beside them, each from fresh
-weights:
+trained on by PPO, by GRPO for as many simulator steps, and by QC, whose replay has the demonstrations, too. Controls
+stand beside them, each from fresh weights:
 
 * `longer`: fine-tuning on the same demonstrations, for as much processor time as fine-tuning and the longer of PPO and
   GRPO took together; the best of three learning rates on validation;

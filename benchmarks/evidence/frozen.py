@@ -19,6 +19,14 @@ from zoo.config.hyperparams import load_hyperparams
 FROZEN = Path(__file__).with_name("frozen.json")
 
 
+def settings_of(algo: str, env: str) -> dict[str, Any]:
+    """Return the settings of a training: its recipe's, but GRPO has as many simulator steps as PPO."""
+    values = dict(load_hyperparams(algo, env, "nano").values)
+    if algo == "grpo":
+        values["n_timesteps"] = load_hyperparams("ppo", env, "nano").values["n_timesteps"]
+    return values
+
+
 def resolved(recipe: AgentRecipe) -> dict[str, Any]:
     """Return all that decides a trial's trainings but the seed, as JSON values."""
     own = {
@@ -26,7 +34,7 @@ def resolved(recipe: AgentRecipe) -> dict[str, Any]:
         for name, value in asdict(recipe).items()
         if name not in ("seed", "splits", "episodes", "validation")
     }
-    settings = {algo: load_hyperparams(algo, recipe.env, "nano").values for algo in recipe.algorithms}
+    settings = {algo: settings_of(algo, recipe.env) for algo in recipe.algorithms}
     return dict(json.loads(json.dumps({**own, "algorithms": settings})))
 
 

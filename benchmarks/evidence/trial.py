@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.agents import ALGORITHMS, AgentRecipe, Workshop, flags_of, params_of
+from benchmarks.evidence.frozen import settings_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark, num_tasks
 from zoo.collect import STUDENT_SHARE
-from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import benchmark_options, env_options
 from zoo.demonstrations.lerobot_writer import PROGRESS_PATH
 from zoo.runs.folder import RunFolder, folder_name
@@ -65,8 +65,9 @@ class Trial(Workshop):
         self._finetune("sft", recipe.sft_updates, ["demonstrations"])
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)), *self._common(self.folder))
+            own = ("-n", self._num_steps(algo)) if algo == "grpo" else ()
             shown = () if algo in ALGORITHMS else params_of([f"demonstrations:{self.folder / 'demonstrations'}"])
-            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *start, *shown)
+            self.step(algo, "train", "--algo", algo, "--env", recipe.env, *own, *start, *shown)
         # What a start costs is no part of an update.
         self._finetune(_START, 1, ["demonstrations"])
         timed = [algo for algo in recipe.algorithms if algo in ALGORITHMS]
@@ -168,7 +169,7 @@ class Trial(Workshop):
         self.step(name, "collect", *env, *how, "-o", self.folder / name, *params_of(params))
 
     def _horizon(self) -> int:
-        values = load_hyperparams("ppo", self.recipe.env, "nano").values
+        values = settings_of("ppo", self.recipe.env)
         return max(
             task.horizon for task in find_benchmark(self.recipe.env, **benchmark_options(env_options(values))).tasks
         )
@@ -198,7 +199,7 @@ class Trial(Workshop):
         return ("--eval-freq", math.ceil(steps / EVALUATIONS), "--eval-episodes", EVALUATED, *where)
 
     def _num_steps(self, algo: str) -> int:
-        return int(load_hyperparams(algo, self.recipe.env, "nano").values["n_timesteps"])
+        return int(settings_of(algo, self.recipe.env)["n_timesteps"])
 
     def _play(self, stage: str, split: str, decoding: str) -> None:
         family = _family(self.recipe.env)
