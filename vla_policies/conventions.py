@@ -100,13 +100,6 @@ def conventions_of(
     )
 
 
-def check_spaces(
-    conventions: Conventions, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> None:
-    """Raise `BadValue` when an environment lacks one of the policy's inputs, or takes other chunks."""
-    check_fits(conventions, conventions_of(observation_space, action_space))
-
-
 def check_fits(policy: Conventions, env: Conventions, hint: str = "") -> None:
     """Raise `BadValue` when an environment lacks one of the policy's inputs, or takes other actions.
 

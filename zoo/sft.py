@@ -66,11 +66,6 @@ def parser() -> OneLineParser:
     return p
 
 
-def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
-    """Return the configuration of a fresh run: `-params` over the PPO entry's environment and policy settings."""
-    return open_new_finetuning(args)[0]
-
-
 def open_new_finetuning(args: argparse.Namespace) -> tuple[RunConfig, PolicyRef]:
     """Return the configuration of a fresh run, and the policy that it starts from."""
     for name in ("env", "dataset"):

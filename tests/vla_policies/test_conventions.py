@@ -8,11 +8,7 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.conventions import (
-    Conventions,
-    check_spaces,
-    conventions_of,
-)
+from vla_policies.conventions import Conventions, check_fits, conventions_of
 
 ARM = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta")
 
@@ -54,7 +50,7 @@ def test_impossible_conventions_raise(conventions: Conventions, change: dict) ->
 def test_an_environment_that_lacks_something_raises(conventions: Conventions, change: dict, message: str) -> None:
     env = replace(conventions, **change)
     with pytest.raises(BadValue, match=message):
-        check_spaces(conventions, env.observation_space(), env.action_space())
+        check_fits(conventions, conventions_of(env.observation_space(), env.action_space()))
 
 
 @pytest.mark.parametrize(

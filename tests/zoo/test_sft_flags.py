@@ -13,7 +13,7 @@ from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.run_config import sft_config
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
-from zoo.sft import find_stopped_run, resolve_new_finetuning, resolve_resumed_finetuning
+from zoo.sft import find_stopped_run, open_new_finetuning, resolve_resumed_finetuning
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> RunFolder:
     dataset = tmp_path / "demos"
     dataset.mkdir()
     flags = ["--env", "Toy-Reach", "--dataset", str(dataset), "-n", "7", "--batch-size", "4", "--seed", "3"]
-    config = resolve_new_finetuning(sft.parser().parse(flags))
+    config = open_new_finetuning(sft.parser().parse(flags))[0]
     run = create_run_folder(tmp_path, "sft", "Toy-Reach")
     describe_run(run, config=config, args={}, command=["python"], protocol={})
     run.checkpoint(5).mkdir(parents=True)
@@ -35,7 +35,7 @@ def test_a_dataset_is_named_once(tmp_path: Path, run: RunFolder, capsys: pytest.
     for other in (demos, again, f"{demos}/../demos"):
         asked = ["--env", "Toy-Reach", "--dataset", str(demos), str(other)]
         with pytest.raises(BadValue, match=rf"--dataset names '{other}' twice"):
-            resolve_new_finetuning(sft.parser().parse(asked))
+            open_new_finetuning(sft.parser().parse(asked))
     assert "names" in complaint(capsys, run.path, "--dataset", str(demos), str(demos))
 
 
@@ -44,7 +44,7 @@ def test_a_dataset_is_named_once(tmp_path: Path, run: RunFolder, capsys: pytest.
 )
 def test_a_checkpoint_is_due_every_quarter(flags: list[str], updates: int) -> None:
     args = sft.parser().parse(["--env", "Toy-Reach", "--dataset", "x", *flags])
-    assert resolve_new_finetuning(args).save_freq == updates
+    assert open_new_finetuning(args)[0].save_freq == updates
 
 
 def complaint(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> str:

@@ -12,7 +12,7 @@ from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.evaluation import EvaluationProtocol
 from zoo.config.run_config import RunConfig, from_plain, to_plain
-from zoo.sft import resolve_new_finetuning
+from zoo.sft import open_new_finetuning
 
 TOY = ["--env", "Toy-Reach", "--seed", "0"]
 
@@ -61,7 +61,7 @@ def test_a_flag_stands_above_the_same_setting() -> None:
 
 def test_fine_tuning_takes_them_too() -> None:
     argv = [*TOY, "--dataset", "demos", "--eval-split", "test", "--eval-stochastic", "--eval-rounds", "2"]
-    run = resolve_new_finetuning(sft.parser().parse(argv))
+    run = open_new_finetuning(sft.parser().parse(argv))[0]
     assert (run.eval_env_options["split"], run.evaluation.rounds, run.evaluation.sample) == ("test", 2, True)
 
 
