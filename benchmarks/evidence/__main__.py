@@ -3,7 +3,7 @@
     python -m benchmarks.evidence MetaWorld/window-open --freeze     # write the recipe down; commit that file
     python -m benchmarks.evidence MetaWorld/window-open              # five seeds, files under evidence-work/
     python -m benchmarks.evidence MetaWorld/window-open --seeds 3 4  # these seeds; what is done is not repeated
-    python -m benchmarks.evidence --table                            # of the kept records, nothing is run
+    python -m benchmarks.evidence --table --curves curves.png        # of the kept records, nothing is run
 
 For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
 trained on by PPO, by GRPO for as many simulator steps, and by QC, whose replay has the demonstrations, too. Controls
@@ -30,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.agents import read_recipes
+from benchmarks.evidence.curves import write_curves
 from benchmarks.evidence.frozen import freeze, frozen_hash
 from benchmarks.evidence.outcomes import Outcomes
 from benchmarks.evidence.table import differences, steps_needed, table
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--test-starts", type=int, default=300, metavar="N", help="start states of a test")
     parser.add_argument("--freeze", action="store_true", help="write the recipes down, run nothing")
     parser.add_argument("--table", action="store_true", help="print the table of the kept records, run nothing")
+    parser.add_argument("--curves", type=Path, metavar="PNG", help="draw success on the validation split, too")
     args = parser.parse_args()
     if unknown := set(args.envs) - recipes.keys():
         raise SystemExit(f"no recipe for {sorted(unknown)}, known: {sorted(recipes)}")
@@ -80,6 +82,8 @@ def main() -> None:
     if not chosen:
         raise SystemExit(f"no outcomes in {args.records} yet; without --table they are made")
     try:
+        if args.curves:
+            write_curves(chosen, args.curves)
         print(f"{table(chosen)}\n\n{differences(chosen)}\n\n{steps_needed(chosen)}")
     except ValueError as error:
         raise SystemExit(f"{error}; the outcomes in {args.records} are kept, name another folder for these") from error
