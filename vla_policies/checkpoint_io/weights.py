@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -51,17 +51,17 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module)
 
 
 def load_weights(
-    folder: Path, module: nn.Module, *, but: Callable[[Collection[str]], str | None] = lambda _: None
+    folder: Path, module: nn.Module, *, but: Callable[[Mapping[str, Tensor]], tuple[str, ...]] = lambda _: ()
 ) -> None:
     """Fill `module` from the folder's `model.safetensors`, every tensor and no other.
 
-    `but` takes the file's names, and returns the prefix of a part that stays as it is, if any.
+    `but` takes the file's tensors, and returns the prefixes of parts that stay as they are.
     """
     path = require_file(folder, WEIGHTS_FILE)
     tensors = read_safetensors(path)
-    if (kept := but(tensors)) is not None:
-        own = {name: tensor for name, tensor in module.state_dict().items() if name.startswith(kept)}
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kept)} | own
+    kept = but(tensors)
+    own = {name: tensor for name, tensor in module.state_dict().items() if name.startswith(kept)}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kept)} | own
     check_tensors(path, tensors, module.state_dict())
     module.load_state_dict(tensors, strict=True)
 

@@ -20,9 +20,9 @@ SIZES: dict[str, dict[str, int]] = {
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
-LEARNING_OPTIONS = ("freeze_encoder", "words")
+LEARNING_OPTIONS = ("freeze_encoder", "words", "privileged_dim")
 """Fields that may be set for a checkpoint, whose others are those that it was made with. Other `words` than the
-checkpoint's begin anew."""
+checkpoint's, and a head of another length, begin anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,14 +190,17 @@ class NanoTrunk(NanoEncoder, Backbone):
         return {**model, **learning}
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        load_weights(folder, self, but=self._new_words)
+        load_weights(folder, self, but=self._new_parts)
 
-    def _new_words(self, saved: Collection[str]) -> str | None:
-        hashed = isinstance(self.words, WordEmbedding)
-        if hashed == ("words.high.weight" in saved):
-            return None
-        _log.warning("the policy's words begin anew: it knows none before it has learned them")
-        return "words."
+    def _new_parts(self, saved: Mapping[str, Tensor]) -> tuple[str, ...]:
+        parts = []
+        if isinstance(self.words, WordEmbedding) != ("words.high.weight" in saved):
+            _log.warning("the policy's words begin anew: it knows none before it has learned them")
+            parts.append("words.")
+        head, old = getattr(self, "privileged", None), saved.get("privileged.mean_P")
+        if head is not None and (old is None or head.mean_P.shape != old.shape):
+            parts.append("privileged.")
+        return tuple(parts)
 
     @contextmanager
     def critic_trained_alone(self) -> Iterator[None]:

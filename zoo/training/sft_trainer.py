@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from stable_baselines3.common.utils import set_random_seed
 
@@ -68,7 +69,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
         words = read_paraphrases(user_path(settings.paraphrases), taught | {task.instruction for task in tasks})
     if privileged:
         groups = only_places(groups, benchmark)
-        job = replace(job, config=config_with_head(job.config, groups))
+        job = replace(job, config=config_with_head(job.config, job.policy.family, groups))
         if job.checkpoint is None:
             job = replace(job, policy=job.policy.read_by(job.config.policy_kwargs))
     config = job.config
@@ -107,7 +108,7 @@ def _learned(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, 
     return frames, f"{len(learned)} episodes, {len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
 
 
-# The head that tells what the expert saw: fresh policies get one, fitted to the demonstrations ------
+# The head that tells what the expert saw ------------------------------------------------------------
 
 
 def only_places(
@@ -134,8 +135,8 @@ def only_places(
     }
 
 
-def config_with_head(config: RunConfig, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
-    """Return the configuration with a head of the datasets' size, where fresh weights are learned.
+def config_with_head(config: RunConfig, family: str, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
+    """Return the configuration with a head of the datasets' length; a checkpoint's own of that length goes on.
 
     Raise `BadValue` for datasets whose privileged vectors differ in length: they are of other robots or scenes.
     """
@@ -143,28 +144,17 @@ def config_with_head(config: RunConfig, groups: Mapping[Path, Sequence[Demonstra
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{folder}' {size}" for folder, size in sizes.items())
         raise BadValue(f"--privileged-coef learns vectors of one length; got {listed}: learn the datasets separately")
-    if config.policy != FAMILY_WITH_HEAD:
-        return config
+    if family != FAMILY_WITH_HEAD:
+        raise BadValue(f"--privileged-coef is for family '{FAMILY_WITH_HEAD}', got '{family}': leave it out")
     head = {"backbone_kwargs": {"privileged_dim": next(iter(sizes.values()))}}
     return replace(config, policy_kwargs=deep_merge(config.policy_kwargs, head))
 
 
 def prepare_head(policy: VLAPolicy, frames: Frames) -> None:
-    """Give a fresh head the frames' mean and standard deviation; one that has learned keeps its own.
-
-    Raise `BadValue` for a policy without such a head, or with one of another length.
-    """
-    head, privileged_FP = getattr(policy.backbone, "privileged", None), frames.privileged_BP
-    assert privileged_FP is not None
-    dims = privileged_FP.shape[1]
-    if head is None or len(head.mean_P) != dims:
-        has = "no head that tells" if head is None else f"a head that tells {len(head.mean_P)} numbers of"
-        raise BadValue(
-            f"--privileged-coef learns {dims} numbers of where things are; the policy has {has} where things are. "
-            f"Leave the flag out, or begin with fresh weights of family '{FAMILY_WITH_HEAD}'"
-        )
-    if policy.backbone.source is None:
-        head.fit(privileged_FP)
+    """Give a fresh head the frames' mean and standard deviation; one that has learned keeps its own."""
+    head: Any = policy.backbone.privileged
+    if not head.mean_P.any():
+        head.fit(frames.privileged_BP)
 
 
 class SFTTrainer(Trainer):

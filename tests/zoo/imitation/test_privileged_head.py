@@ -45,25 +45,29 @@ def test_of_what_the_expert_saw_the_places_of_things_are_learned() -> None:
         only_places({Path("a"): [seen(2, 5)], Path("b"): [seen(2, 4)]}, pick)
 
 
-def test_fresh_weights_get_a_head_of_the_datasets_length() -> None:
+def test_a_policy_gets_a_head_of_the_datasets_length() -> None:
     groups = {Path("a"): [seen(3, 4)], Path("b"): [seen(2, 4)]}
-    asked = config_with_head(config("nano"), groups).policy_kwargs
+    asked = config_with_head(config("nano"), "nano", groups).policy_kwargs
     assert asked == {"backbone_kwargs": {"size": "tiny", "privileged_dim": 4}, "temperature": 0.5}
-    # A checkpoint has what it has.
-    assert config_with_head(config("runs/best"), groups) == config("runs/best")
+    with pytest.raises(BadValue, match="--privileged-coef is for family 'nano', got 'openvla'"):
+        config_with_head(config("runs/best"), "openvla", groups)
 
 
 def test_vectors_of_two_lengths_are_refused() -> None:
     with pytest.raises(BadValue, match="vectors of one length; got 'a' 4, 'b' 3"):
-        config_with_head(config("nano"), {Path("a"): [seen(3, 4)], Path("b"): [seen(3, 3)]})
+        config_with_head(config("nano"), "nano", {Path("a"): [seen(3, 4)], Path("b"): [seen(3, 3)]})
 
 
-def test_a_policy_without_the_head_or_with_another_is_refused() -> None:
-    frames = frames_of([seen(3, 2)], 2)
-    with pytest.raises(BadValue, match="no head that tells where things are"):
-        prepare_head(policy(), frames)
-    with pytest.raises(BadValue, match=r"learns 2 numbers .* a head that tells 5"):
-        prepare_head(policy(privileged_dim=5), frames)
+@pytest.mark.parametrize("dims", [0, 5])
+def test_a_trained_policy_gets_a_new_head_and_keeps_the_rest(dims: int, tmp_path: Path) -> None:
+    begun = policy(privileged_dim=dims)
+    begun.save_pretrained(tmp_path / "p")
+    opened = VLAPolicy.from_pretrained(tmp_path / "p", device="cpu", backbone_kwargs={"privileged_dim": 2})
+    prepare_head(opened, frames_of([seen(3, 2)], 2))  # 0, 2, 4 and 1, 3, 5
+    assert opened.backbone.privileged.mean_P.tolist() == [2.0, 3.0]  # type: ignore[union-attr]
+    own = {name: x for name, x in opened.state_dict().items() if "privileged" not in name}
+    assert all(x.equal(begun.state_dict()[name]) for name, x in own.items())
+    assert len(own) > 20
 
 
 def test_a_head_that_has_learned_keeps_its_own_scale(tmp_path: Path) -> None:
