@@ -21,7 +21,7 @@ def write_curves(trials: Sequence[Outcomes], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    envs = by_env(trials)
+    envs = by_env([one for one in trials if any(stage.curve for stage in one.stages.values())])
     figure = Figure(figsize=(8.0, 2.7 * len(envs)), layout="constrained")
     panels = figure.subplots(len(envs), 2, sharey=True, squeeze=False)
     for row, (env, of_seeds) in zip(panels, envs.items(), strict=True):

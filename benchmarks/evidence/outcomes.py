@@ -44,12 +44,22 @@ class Outcomes:
     """Hash of the frozen recipe, see `benchmarks.evidence.frozen`; empty for records from before there were any."""
 
     def save(self, path: Path) -> None:
-        """Write JSON."""
-        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        """Write JSON, the names of the start states once, for all policies play the same."""
+        starts = list(next(iter(self.stages.values())).solved)
+        record = {"starts": " ".join(starts), **asdict(self)}
+        for one in record["stages"].values():
+            one["solved"] = "".join(str(int(one["solved"][start])) for start in starts)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` has written."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        stages = {name: Outcome(**one) for name, one in record["stages"].items()}
+        starts = record.pop("starts").split()
+        stages = {
+            name: Outcome(
+                **{**one, "solved": {start: digit == "1" for start, digit in zip(starts, one["solved"], strict=True)}}
+            )
+            for name, one in record["stages"].items()
+        }
         return cls(**{**record, "stages": stages})
