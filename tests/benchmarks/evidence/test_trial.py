@@ -90,3 +90,60 @@ def test_a_field_that_a_frozen_recipe_did_not_have_yet_changes_nothing_at_its_de
     assert frozen_hash(RECIPE, file) == hash_of(old)
     with pytest.raises(SystemExit, match="write it down with --freeze"):
         frozen_hash(replace(RECIPE, draw_every=4), file)
+
+
+def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: dict[str, list[str]] = {}
+
+    def step(one: Trial, name: str, *arguments: object) -> None:
+        commands[name] = [str(argument) for argument in arguments]
+
+    def given(name: str, flag: str) -> str:
+        return commands[name][commands[name].index(flag) + 1]
+
+    monkeypatch.setattr(Trial, "step", step)
+    monkeypatch.setattr(
+        Trial, "costs", lambda one: {"start": 10.0, "sft": 169.0, "ppo": 100.0, "grpo": 60.0, "qc": 900.0}
+    )
+    monkeypatch.setattr(Trial, "decoding", lambda one, stage: "likeliest")
+    monkeypatch.setattr(Trial, "chosen", lambda one, stage: one.candidates(stage)[0])
+    meta = tmp_path / "seed_3" / "MetaWorld-window-open" / "demonstrations" / "meta"
+    meta.mkdir(parents=True)
+    counts = {"tried": 12, "episodes": 10, "frames": 800}
+    (meta / "vla_zoo.json").write_text(json.dumps({"settings": {"options": {"image_size": 64}}, **counts}))
+    recipe = replace(RECIPE, seed=3, algorithms=("ppo", "grpo", "qc"))
+    Trial(recipe, tmp_path, ("longer", "more", "dagger"), 4).train()
+    assert given("qc", "-params") == f"demonstrations:{meta.parent}"
+    assert "-params" not in commands["ppo"]
+    assert given("grpo", "-n") == "80000"  # PPO's, half of its own recipe's
+    # 80,000 steps of 100 to a demonstration: 80 of its own, and two failures of 100 for every ten; 160 updates of 1 s
+    # and 100 s of PPO. Of the 800 a round of DAgger has a third.
+    assert [given(name, "-n") for name in ("further", "taken-over-1", "taken-over-3")] == ["800", "267", "267"]
+    # The expert may take three times RLinf's 100 steps, of which the student plays half of one at most.
+    assert given("further", "-params") == given("taken-over-1", "-params") == "env_kwargs:{max_episode_steps: 300}"
+    assert float(given("taken-over-1", "--student-share")) * 300 == pytest.approx(50)
+    assert (given("further", "--noise"), given("taken-over-1", "--noise")) == ("0.1", "0.1")
+    assert "--noise" not in commands["demonstrations"]
+    assert "--student" not in commands["further"]
+    assert len({given(name, "--seed") for name in commands if name.startswith(("taken-over", "further"))}) == 4
+    students = [Path(given(f"taken-over-{number}", "--student")).parts[-4:] for number in (1, 2, 3)]
+    assert [parts[0 if number else 1] for number, parts in enumerate(students)] == ["sft", "dagger-1", "dagger-2"]
+    # Each learns from all episodes so far, the last as long as the others.
+    assert [given(name, "-n") for name in ("dagger-1", "dagger")] == ["160", "260"]
+    assert [given(f"longer-{rate}", "--learning-rate") for rate in ("0.0003", "0.001", "0.003")] == [
+        "0.0003",
+        "0.001",
+        "0.003",
+    ]
+    assert {given(name, "-n") for name in commands if name.startswith(("longer", "more"))} == {"260"}
+    learned = commands["dagger"][commands["dagger"].index("--dataset") + 1 : commands["dagger"].index("-n")]
+    assert [Path(one).name for one in learned] == ["demonstrations", "taken-over-1", "taken-over-2", "taken-over-3"]
+    for name in ("ppo", "longer-0.001", "more", "dagger-1", "dagger"):
+        assert given(name, "--eval-split") == "validation"
+    assert given("evaluate more validation-mean", "--split") == "validation"
+    assert given("evaluate ppo test", "--split") == "test"
+    test = commands["evaluate ppo test"]
+    assert test[test.index("-params") + 1 :] == [
+        "policy_kwargs:{greedy: likeliest}",
+        "env_kwargs:{task_seed: 4000, sampled_starts: 4}",
+    ]
