@@ -199,6 +199,7 @@ class NanoTrunk(NanoEncoder, Backbone):
             parts.append("words.")
         head, old = getattr(self, "privileged", None), saved.get("privileged.mean_P")
         if head is not None and (old is None or head.mean_P.shape != old.shape):
+            _log.warning("the policy's head that tells where things are begins anew")
             parts.append("privileged.")
         return tuple(parts)
 

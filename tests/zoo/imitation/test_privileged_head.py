@@ -59,10 +59,13 @@ def test_vectors_of_two_lengths_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dims", [0, 5])
-def test_a_trained_policy_gets_a_new_head_and_keeps_the_rest(dims: int, tmp_path: Path) -> None:
+def test_a_trained_policy_gets_a_new_head_and_keeps_the_rest(
+    dims: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     begun = policy(privileged_dim=dims)
     begun.save_pretrained(tmp_path / "p")
     opened = VLAPolicy.from_pretrained(tmp_path / "p", device="cpu", backbone_kwargs={"privileged_dim": 2})
+    assert "where things are begins anew" in caplog.text
     prepare_head(opened, frames_of([seen(3, 2)], 2))  # 0, 2, 4 and 1, 3, 5
     assert opened.backbone.privileged.mean_P.tolist() == [2.0, 3.0]  # type: ignore[union-attr]
     own = {name: x for name, x in opened.state_dict().items() if "privileged" not in name}
