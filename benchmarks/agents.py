@@ -81,6 +81,8 @@ class AgentRecipe:
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
     """Algorithms that go on from the fine-tuned policy."""
+    n_timesteps: int | None = None
+    """Simulator steps of these; None: as their recipes say."""
     validation: Sequence[str] = ()
     """Flags of `zoo.train` that evaluate on the validation split; the best policy is then the agent. None: the last
     policy is."""
@@ -139,7 +141,7 @@ class Workshop:
             self.step(_WORDS, "sft", *learned, *anew, *others, *where, *words)
         self.evaluate("sft")
         for algo in recipe.algorithms:
-            start = ("--policy", self.policy("sft"), *recipe.validation)
+            start = ("--policy", self.policy("sft"), *flags_of(n_timesteps=recipe.n_timesteps or 0), *recipe.validation)
             self.step(algo, "train", "--algo", algo, *env, *start, *common)
             self.evaluate(algo)
 

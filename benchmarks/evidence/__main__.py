@@ -5,9 +5,9 @@
     python -m benchmarks.evidence MetaWorld/window-open --seeds 3 4  # these seeds; what is done is not repeated
     python -m benchmarks.evidence --table --curves curves.png        # of the kept records, nothing is run
 
-For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`) and
-trained on by PPO, by GRPO for as many simulator steps, and by QC, whose replay has the demonstrations, too. Controls
-stand beside them, each from fresh weights:
+For every seed demonstrations are collected, a policy is fine-tuned on them (recipes of `hyperparams/agents.yml`, or of
+`recipes.yml` here) and trained on by PPO, by GRPO for as many simulator steps, and by QC, whose replay has the
+demonstrations, too. Controls stand beside them, each from fresh weights:
 
 * `longer`: fine-tuning on the same demonstrations, for as much processor time as fine-tuning and the longer of PPO and
   GRPO took together; the best of three learning rates on validation;
@@ -39,12 +39,15 @@ from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
 
 RECORDS = Path(__file__).with_name("records")
+RECIPES = Path(__file__).with_name("recipes.yml")
+"""Of environments whose agents begin from so many demonstrations that reinforcement learning has little to add."""
 
 
 def main() -> None:
     """Entry point."""
-    read = [one for one in read_recipes(packaged_folder("hyperparams") / "agents.yml") if one.algorithms]
-    recipes = {one.env: replace(one, algorithms=(*one.algorithms, "qc")) for one in read}
+    agents = read_recipes(packaged_folder("hyperparams") / "agents.yml")
+    read = {one.env: one for one in (*agents, *read_recipes(RECIPES)) if one.algorithms}
+    recipes = {env: replace(one, algorithms=(*one.algorithms, "qc")) for env, one in read.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("envs", nargs="*", metavar="ENV", help="environments (default: all that have a recipe)")
     parser.add_argument("-o", "--output", type=Path, default=Path("evidence-work"), help="where everything goes")

@@ -13,17 +13,18 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents import AgentRecipe
+from benchmarks.agents import ALGORITHMS, AgentRecipe
 from zoo.config.hyperparams import load_hyperparams
 
 FROZEN = Path(__file__).with_name("frozen.json")
 
 
-def settings_of(algo: str, env: str) -> dict[str, Any]:
+def settings_of(algo: str, recipe: AgentRecipe) -> dict[str, Any]:
     """Return the settings of a training: its recipe's, but GRPO has as many simulator steps as PPO."""
-    values = dict(load_hyperparams(algo, env, "nano").values)
-    if algo == "grpo":
-        values["n_timesteps"] = load_hyperparams("ppo", env, "nano").values["n_timesteps"]
+    values = dict(load_hyperparams(algo, recipe.env, "nano").values)
+    if algo in ALGORITHMS:
+        usual = load_hyperparams("ppo", recipe.env, "nano").values["n_timesteps"]
+        values["n_timesteps"] = recipe.n_timesteps or usual
     return values
 
 
@@ -34,7 +35,7 @@ def resolved(recipe: AgentRecipe) -> dict[str, Any]:
         for name, value in asdict(recipe).items()
         if name not in ("seed", "splits", "episodes", "validation")
     }
-    settings = {algo: settings_of(algo, recipe.env) for algo in recipe.algorithms}
+    settings = {algo: settings_of(algo, recipe) for algo in recipe.algorithms}
     return dict(json.loads(json.dumps({**own, "algorithms": settings})))
 
 

@@ -65,7 +65,7 @@ class Trial(Workshop):
         self._finetune("sft", recipe.sft_updates, ["demonstrations"])
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *self._often(self._num_steps(algo)), *self._common(self.folder))
-            own = ("-n", self._num_steps(algo)) if algo == "grpo" else ()
+            own = ("-n", self._num_steps(algo)) if algo == "grpo" or (algo == "ppo" and recipe.n_timesteps) else ()
             shown = () if algo in ALGORITHMS else params_of([f"demonstrations:{self.folder / 'demonstrations'}"])
             self.step(algo, "train", "--algo", algo, "--env", recipe.env, *own, *start, *shown)
         # What a start costs is no part of an update.
@@ -169,7 +169,7 @@ class Trial(Workshop):
         self.step(name, "collect", *env, *how, "-o", self.folder / name, *params_of(params))
 
     def _horizon(self) -> int:
-        values = settings_of("ppo", self.recipe.env)
+        values = settings_of("ppo", self.recipe)
         return max(
             task.horizon for task in find_benchmark(self.recipe.env, **benchmark_options(env_options(values))).tasks
         )
@@ -199,7 +199,7 @@ class Trial(Workshop):
         return ("--eval-freq", math.ceil(steps / EVALUATIONS), "--eval-episodes", EVALUATED, *where)
 
     def _num_steps(self, algo: str) -> int:
-        return int(settings_of(algo, self.recipe.env)["n_timesteps"])
+        return int(settings_of(algo, self.recipe)["n_timesteps"])
 
     def _play(self, stage: str, split: str, decoding: str) -> None:
         family = _family(self.recipe.env)

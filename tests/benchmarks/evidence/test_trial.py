@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.agents import AgentRecipe
-from benchmarks.evidence.frozen import freeze, frozen_hash, hash_of, resolved
+from benchmarks.evidence.frozen import freeze, frozen_hash, hash_of, resolved, settings_of
 from benchmarks.evidence.trial import Trial, cpu_minutes, longer_updates
 
 RECIPE = AgentRecipe(env="MetaWorld/window-open", demonstrations=10, sft_updates=160, algorithms=("ppo",))
@@ -71,6 +71,12 @@ def test_a_policy_costs_what_led_to_it(stage: str, minutes: float) -> None:
         "evaluate ppo test": 7,
     }
     assert cpu_minutes({name: 60.0 * one for name, one in steps.items()}, stage) == minutes
+
+
+def test_ppo_and_grpo_have_the_steps_of_their_recipe_or_its_own() -> None:
+    shorter = replace(RECIPE, n_timesteps=5000)
+    assert [settings_of(algo, shorter)["n_timesteps"] for algo in ("ppo", "grpo", "qc")] == [5000, 5000, 10_000]
+    assert [settings_of(algo, RECIPE)["n_timesteps"] for algo in ("ppo", "grpo", "qc")] == [80_000, 80_000, 10_000]
 
 
 def test_a_changed_recipe_is_not_the_frozen_one(tmp_path: Path) -> None:
