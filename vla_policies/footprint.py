@@ -27,6 +27,7 @@ from vla_policies.devices import built_for
 from vla_policies.loading import fresh_backbone
 from vla_policies.modules.training import GroupScaledAdamW, parameter_groups, units
 from vla_policies.registry import family_class
+from vla_policies.steering.networks import ChunkCritic, ReturnModel, critic_config
 from vla_policies.types import PolicyInputs
 
 META = torch.device("meta")
@@ -69,6 +70,13 @@ class Footprint:
     def block_sizes(self) -> list[int]:
         """Parameters that train in each unit that FSDP2 gathers, without the rest of the network."""
         return [sum(p.numel() for p in unit.parameters() if p.requires_grad) for unit in units(self.backbone)[:-1]]
+
+    def num_judging(self, critics: int) -> int:
+        """Parameters of as many critics of whole chunks (QC); without any, of a value function of returns (RECAP)."""
+        with OnMeta(), META:
+            config = critic_config(self.backbone.conventions, self.backbone, critics or 1)
+            network = ChunkCritic(config) if critics else ReturnModel(config)
+        return sum(p.numel() for p in network.parameters())
 
     @cached_property
     def features(self) -> int:

@@ -28,7 +28,7 @@ ROOMS = {
         ),
         *("lora_backbone", "token_backbone", "flow_backbone", "vlm_flow"),
         *("nano", "openvla", "pi0", "smolvla"),
-        *("registry", "resolver", "loading", "footprint", "steering", "policy"),
+        *("registry", "resolver", "loading", "steering", "footprint", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "config", "evaluation", "distributed", "runs", "rollout", "hub", "experts"),

@@ -271,17 +271,28 @@ def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank, policy: PolicyR
 def _weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
     """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
     kept, settings = counted.backbone.kept, config.algorithm
+    learns = "actor" in rank.roles and _policy_learns(config)
     sizes = {"weights, frozen": counted.frozen, f"weights, trained: {counted.num_trained:,} numbers": counted.trained}
     if settings.kl_coef and settings.kl_reference == "copy":
         sizes["the reference policy's own weights"] = counted.trained
     sizes["kept features, at most"] = (kept and kept.max_bytes) or 0
-    if "actor" in rank.roles and rank.sharded:
+    if isinstance(settings, QCConfig):
+        num = counted.num_judging(settings.num_critics)
+        sizes[f"critics: {num:,} numbers, their targets, gradients and moments"] = num * (ADAM_BYTES + FLOAT_BYTES)
+    elif isinstance(settings, RecapConfig):
+        num = counted.num_judging(0)
+        sizes[f"value function: {num:,} numbers, gradients and moments"] = num * ADAM_BYTES
+    if learns and rank.sharded:
         sizes |= _sharded_sizes(counted, rank.num_learners)
-    elif "actor" in rank.roles:
+    elif learns:
         sizes |= {"gradients": counted.trained, "Adam's two moments": 2 * counted.trained}
         if rank.num_learners > 1:
             sizes["gradients on their way to other ranks (DDP)"] = counted.trained
     return [Need("device", what, size) for what, size in sizes.items() if size]
+
+
+def _policy_learns(config: RunConfig) -> bool:
+    return not isinstance(config.algorithm, QCConfig) or config.algorithm.imitate != "none"
 
 
 def _sharded_sizes(counted: Footprint, num_ranks: int) -> dict[str, int]:
@@ -310,7 +321,9 @@ def _peaks(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) -
         moved = 3 * counted.trained if offloaded else 0
         acting = max(counted.act(plan.envs_per_stage) - moved, 0)
         found[f"acting for {plan.envs_per_stage}"] = acting
-    if "actor" in rank.roles:
+    if isinstance(config.algorithm, QCConfig):
+        found[f"choosing chunks for {plan.batch_share} decisions of the replay"] = counted.act(plan.batch_share)
+    if "actor" in rank.roles and _policy_learns(config):
         micro = plan.scored_at_once
         passes = counted.update(micro, accumulates=plan.batch_share > micro)
         found[f"an update's passes, {micro} decisions at once"] = passes

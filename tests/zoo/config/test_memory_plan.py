@@ -32,6 +32,8 @@ from zoo.config.memory_plan import (
     total,
 )
 from zoo.config.run_config import RunConfig
+from zoo.off_policy.qc import QC
+from zoo.off_policy.recap import RECAP
 from zoo.off_policy.replay import Replay
 
 TOY = toy_config(
@@ -204,6 +206,35 @@ def test_a_reference_that_is_copied_takes_what_trains_once_more(algo: str, lora:
     assert copied[name] == copied["gradients"]
     assert name not in sizes()
     assert name not in sizes(kl_coef=0.1)
+
+
+def test_the_networks_that_judge_are_counted_as_they_are_built(envs: VLAVectorEnv) -> None:
+    kwargs = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+    built = (
+        QC("VLAPolicy", envs, seed=0, num_critics=3, policy_kwargs=kwargs),
+        RECAP("VLAPolicy", envs, seed=0, policy_kwargs=kwargs),
+    )
+    critics, values = (sum(p.numel() for p in network.parameters()) for network in (built[0].critic, built[1].values))
+
+    def sizes(algo: str, **own: object) -> dict[str, int]:
+        config = replace(TOY, algo=algo, algo_kwargs={"n_steps": 3, "batch_size": 12, **own})
+        return named(policy_needs(solve(config), config, Rank(passes=False)))
+
+    # float32: a critic, its target, its gradient and two moments; a value function has no target.
+    assert sizes("qc", num_critics=3)["critics"] == 5 * 4 * critics
+    assert sizes("recap")["value function"] == 4 * 4 * values
+
+
+def test_a_policy_that_is_steered_alone_needs_no_gradients() -> None:
+    def sizes(imitate: str) -> dict[str, int]:
+        kwargs = {"n_steps": 4, "batch_size": 16, "imitate": imitate}
+        config = replace(oft(), algo="qc", algo_kwargs=kwargs)
+        return named(policy_needs(solve(config), config, Rank()))
+
+    learns, frozen = sizes("all"), sizes("none")
+    assert {"gradients", "Adam's two moments"} <= learns.keys()
+    assert not {"gradients", "Adam's two moments"} & frozen.keys()
+    assert not any("update's passes" in name for name in frozen)
 
 
 def test_passes_honour_recomputing():
