@@ -20,6 +20,7 @@ def write_curves(trials: Sequence[Outcomes], path: Path) -> None:
     A row of panels for each environment: a thin line for each seed, a thick one for the mean of each evaluation.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     envs = by_env([one for one in trials if any(stage.curve for stage in one.stages.values())])
     figure = Figure(figsize=(8.0, 2.7 * len(envs)), layout="constrained")
@@ -30,6 +31,9 @@ def write_curves(trials: Sequence[Outcomes], path: Path) -> None:
             _draw(row, column, COLOURS[stage], NAMES[stage])
         row[0].set(title=f"{env}, {len(of_seeds)} seeds", ylabel="success on validation", ylim=(0, 1.02), xscale="log")
         row[0].set_xlabel("simulator steps")
+        row[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        row[0].xaxis.set_major_formatter("{x:,.0f}")
+        row[0].xaxis.set_minor_formatter(NullFormatter())
         row[1].set_xlabel("CPU minutes of the training, evaluations included")
         row[1].legend(loc="lower right")
     figure.savefig(path, dpi=110)
