@@ -234,7 +234,7 @@ def test_a_policy_that_is_steered_alone_needs_no_gradients() -> None:
     learns, frozen = sizes("all"), sizes("none")
     assert {"gradients", "Adam's two moments"} <= learns.keys()
     assert not {"gradients", "Adam's two moments"} & frozen.keys()
-    assert not any("update's passes" in name for name in frozen)
+    assert frozen["at the peak"] < learns["at the peak"]
 
 
 def test_passes_honour_recomputing():
