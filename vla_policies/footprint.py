@@ -72,7 +72,7 @@ class Footprint:
         return [sum(p.numel() for p in unit.parameters() if p.requires_grad) for unit in units(self.backbone)[:-1]]
 
     def num_judging(self, critics: int) -> int:
-        """Parameters of as many critics of whole chunks (QC); without any, of a value function of returns (RECAP)."""
+        """Parameters of so many critics (QC), without any of a value function (RECAP); their passes are not counted."""
         with OnMeta(), META:
             config = critic_config(self.backbone.conventions, self.backbone, critics or 1)
             network = ChunkCritic(config) if critics else ReturnModel(config)

@@ -40,7 +40,7 @@ from zoo.runs.folder import folder_name
 
 RECORDS = Path(__file__).with_name("records")
 RECIPES = Path(__file__).with_name("recipes.yml")
-"""Of environments whose agents begin from so many demonstrations that reinforcement learning has little to add."""
+"""In place of the agents' recipes: fewer demonstrations, or fewer steps."""
 
 
 def main() -> None:
