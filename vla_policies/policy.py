@@ -63,7 +63,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param cuda_graphs: on a GPU, launch a decision's kernels as one graph.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
-    :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
+    :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`; `muon`: linear layers step by Muon.
     """
 
     backbone: Backbone
@@ -99,8 +99,9 @@ class VLAPolicy(ActorCriticPolicy):
     ) -> None:
         if use_sde:
             raise BadValue("VLAPolicy draws action tokens; use_sde (state-dependent noise) does not apply")
-        if value_lr is not None and not issubclass(optimizer_class, GroupScaledAdamW):
-            raise BadValue(f"value_lr needs the optimiser GroupScaledAdamW, got {optimizer_class.__name__}")
+        grouped = value_lr is not None or "muon" in (optimizer_kwargs or {})
+        if grouped and not issubclass(optimizer_class, GroupScaledAdamW):
+            raise BadValue(f"value_lr and muon need the optimiser GroupScaledAdamW, got {optimizer_class.__name__}")
         # Not ActorCriticPolicy.__init__: it builds the MLPs that a backbone stands in for.
         BasePolicy.__init__(
             self,
@@ -142,8 +143,10 @@ class VLAPolicy(ActorCriticPolicy):
         if self.value_lr is not None and rate <= 0:
             raise BadValue(f"value_lr needs a learning rate > 0 to be measured against, got {rate}")
         scale = 1.0 if self.value_lr is None else self.value_lr / rate
-        groups = parameter_groups(self.backbone, self.backbone.value_parameters(), scale)
-        self.optimizer = self.optimizer_class(groups, lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+        kwargs = dict(self.optimizer_kwargs)
+        muon = kwargs.pop("muon", False)
+        groups = parameter_groups(self.backbone, self.backbone.value_parameters(), scale, muon=muon)
+        self.optimizer = self.optimizer_class(groups, lr=rate, **kwargs)  # type: ignore[call-arg]
 
     # Called by PPO and GRPO -------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> Non
         ({"temperature": 0.0}, BadValue, "temperature must be > 0"),
         ({"use_sde": True}, BadValue, "use_sde"),
         ({"value_lr": 1e-3, "optimizer_class": torch.optim.SGD}, BadValue, "GroupScaledAdamW"),
+        ({"optimizer_kwargs": {"muon": True}, "optimizer_class": torch.optim.AdamW}, BadValue, "GroupScaledAdamW"),
         ({"value_lr": -1e-3}, BadValue, r"value_lr of VLAPolicy must be above 0, got -0\.001"),
         ({"value_lr": "1e-3"}, BadValue, "value_lr of VLAPolicy"),
         ({"temperature": "1"}, BadValue, "temperature of VLAPolicy must be a number, got '1'"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import AdamW
+from torch.optim import AdamW, Muon
+from torch.optim.optimizer import ParamsT
 from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import BadValue
@@ -97,27 +99,56 @@ class GroupScaledAdamW(AdamW):
 
     Stable-Baselines3 writes one schedule value into every group's `lr` before each update, which would
     overwrite a value head's own rate; with the factor that rate follows the schedule.
+
+    Groups with `muon` hold matrices and step by `torch.optim.Muon` (Jordan et al. 2024), scaled to the size of AdamW's
+    steps so that one rate serves both (Liu et al. 2025, arXiv:2502.16982, section 2.2).
     """
 
+    def __init__(self, params: ParamsT, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        matrices = [parameter for group in self.param_groups if group.get("muon") for parameter in group["params"]]
+        self._muon = Muon(matrices, adjust_lr_fn="match_rms_adamw") if matrices else None
+
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One AdamW step; each group's `lr` reads the same before and after."""
-        rates = [group["lr"] for group in self.param_groups]
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate * group.get("lr_scale", 1.0)
+        """One step; each group's `lr` reads the same before and after."""
+        groups = self.param_groups
+        scaled = [{**group, "lr": group["lr"] * group.get("lr_scale", 1.0)} for group in groups]
         try:
-            return super().step(closure)
+            self.param_groups = [group for group in scaled if not group.get("muon")]
+            loss = super().step(closure)
         finally:
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
+            self.param_groups = groups
+        if self._muon is not None:
+            self._muon_step([group for group in scaled if group.get("muon")])
+        return loss
+
+    def _muon_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        assert self._muon is not None
+        self._muon.state = self.state
+        self._muon.param_groups = [
+            {**self._muon.defaults, **{key: group[key] for key in ("params", "lr", "weight_decay")}} for group in groups
+        ]
+        self._muon.step()
+        for parameter in chain.from_iterable(group["params"] for group in groups):
+            # AdamW's load_state_dict reads it of every parameter that has a state.
+            self.state[parameter].setdefault("step", torch.tensor(0.0))
 
 
 def parameter_groups(
-    model: nn.Module, value_parameters: Iterable[nn.Parameter], value_lr_scale: float
+    model: nn.Module, value_parameters: Iterable[nn.Parameter], value_lr_scale: float, *, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Two groups of trainable parameters: "backbone", and "value_head" at `value_lr_scale` times the rate."""
+    """Groups of trainable parameters: "backbone", and "value_head" at `value_lr_scale` times the rate.
+
+    With `muon` the weights of the backbone's linear layers are a third, "matrices".
+    """
     value_ids = {id(parameter) for parameter in value_parameters}
-    groups = []
-    for name, scale in (("backbone", 1.0), ("value_head", value_lr_scale)):
-        params = [p for p in model.parameters() if p.requires_grad and (id(p) in value_ids) == (name == "value_head")]
-        groups.append({"name": name, "params": params, "lr_scale": scale})
+    matrix_ids = {id(m.weight) for m in model.modules() if muon and isinstance(m, nn.Linear)} - value_ids
+    groups: list[dict[str, Any]] = [
+        {"name": "backbone", "params": [], "lr_scale": 1.0},
+        {"name": "value_head", "params": [], "lr_scale": value_lr_scale},
+        {"name": "matrices", "params": [], "lr_scale": 1.0, "muon": True},
+    ]
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[2 * (id(parameter) in matrix_ids) + (id(parameter) in value_ids)]["params"].append(parameter)
     return [group for group in groups if group["params"]]

@@ -82,7 +82,7 @@ class EnvOptions(TypedDict, total=False):
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Keyword arguments of the optimiser, AdamW's."""
+    """Keyword arguments of the optimiser, AdamW's but the last."""
 
     eps: Positive
     """Added to the denominator."""
@@ -90,6 +90,8 @@ class OptimizerOptions(TypedDict, total=False):
     """Decoupled decay of the weights."""
     betas: Annotated[tuple[float, float], Range(low=0, below=1)]
     """Decay of the running means of gradient and squared gradient."""
+    muon: bool
+    """Whether the weights of linear layers step by Muon (`torch.optim.Muon`), at the same learning rate."""
 
 
 class StartWeights(TypedDict, total=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -89,6 +91,39 @@ def test_a_group_steps_with_its_own_rate_and_lr_reads_the_same() -> None:
     assert torch.allclose(plain, torch.tensor([-0.01]))
     assert torch.allclose(scaled, torch.tensor([-0.1]))
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.01]
+
+
+def test_matrices_step_by_torchs_muon_and_the_rest_by_adamw_also_after_a_checkpoint() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5), nn.Linear(5, 1))
+    reference = deepcopy(model)
+
+    def made() -> GroupScaledAdamW:
+        groups = parameter_groups(model, model[2].parameters(), 3.0, muon=True)
+        assert [(g["name"], [tuple(p.shape) for p in g["params"]]) for g in groups] == [
+            ("backbone", [(3, 4), (5,)]),
+            ("value_head", [(1, 5), (1,)]),
+            ("matrices", [(5, 4)]),
+        ]
+        return GroupScaledAdamW(groups, lr=0.02, weight_decay=0.01)
+
+    muon = torch.optim.Muon([reference[1].weight], lr=0.02, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    others = [reference[0].weight, reference[1].bias]
+    adam = torch.optim.AdamW(
+        [{"params": others}, {"params": reference[2].parameters(), "lr": 0.06}], lr=0.02, weight_decay=0.01
+    )
+    optimizer = made()
+    for _ in range(3):
+        for one, steppers in ((model, [optimizer]), (reference, [muon, adam])):
+            one.zero_grad()
+            one(torch.tensor([0, 2])).square().sum().backward()
+            for stepper in steppers:
+                stepper.step()
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+        saved = deepcopy(optimizer.state_dict())
+        optimizer = made()
+        optimizer.load_state_dict(saved)
 
 
 def test_groups_part_the_value_head_and_leave_frozen_parameters_and_empty_groups_out() -> None:

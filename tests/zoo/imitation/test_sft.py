@@ -32,7 +32,7 @@ from zoo.training import evaluation
 pytestmark = pytest.mark.processes
 
 pytest.importorskip("pyarrow")
-TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
+TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}, optimizer_kwargs: {muon: true}}")
 SIZE = ("-n", "7", "--batch-size", "4", "--seed", "0", "--eval-freq", "3", "--eval-episodes", "2", "--augment")
 
 
