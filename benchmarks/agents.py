@@ -77,6 +77,8 @@ class AgentRecipe:
     """Updates that follow: its words begin anew, as `words: wordllama`, with the paraphrases."""
     words_rate: float = 5e-4
     """Learning rate of these."""
+    words_privileged_coef: float = 0.0
+    """`--privileged-coef` of these."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -138,7 +140,8 @@ class Workshop:
             anew = ("-n", recipe.words_updates, "--learning-rate", recipe.words_rate, *trained)
             where = ("--seed", recipe.seed, "-f", self.folder / _WORDS, "--num-threads", 1)
             words = params_of([*recipe.params, "policy_kwargs:{backbone_kwargs: {words: wordllama}}"])
-            self.step(_WORDS, "sft", *learned, *anew, *others, *where, *words)
+            coef = flags_of(privileged_coef=recipe.words_privileged_coef)
+            self.step(_WORDS, "sft", *learned, *anew, *coef, *others, *where, *words)
         self.evaluate("sft")
         for algo in recipe.algorithms:
             start = ("--policy", self.policy("sft"), *flags_of(n_timesteps=recipe.n_timesteps or 0), *recipe.validation)

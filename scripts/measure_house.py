@@ -32,11 +32,11 @@ from pathlib import Path
 from import_graph import PACKAGES, arrows, circles, module_files, package_of
 
 LIMITS = {
-    "statements": (31_992, 25_500),
-    "lines": (51_296, 41_000),
+    "statements": (31_984, 25_500),
+    "lines": (51_284, 41_000),
     "modules": (298, 270),
     "statements of vla_gym": (8_187, 6_700),
-    "statements of vla_policies": (7_805, 6_500),
+    "statements of vla_policies": (7_797, 6_500),
     "statements of zoo": (16_000, 12_300),
     "calls from main to learn": (4, 4),
     "files one decision passes": (25, 22),
@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (17, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (40_709, 34_000),
+    "lines of tests": (40_710, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),

@@ -118,7 +118,8 @@ def test_every_shipped_agent_is_of_its_recipe() -> None:
                 wanted = {**wanted, **yaml.safe_load(value)["backbone_kwargs"]}
         updates, coef = recipe.sft_updates, recipe.privileged_coef
         if recipe.words_updates:
-            updates, coef, wanted = recipe.words_updates, 0.0, {"words": "wordllama"}
+            updates, wanted = recipe.words_updates, {"words": "wordllama"}
+            coef = recipe.words_privileged_coef
         assert (made["n_timesteps"], made["seed"], kept) == (updates, recipe.seed, wanted), recipe.env
         assert made["algo_kwargs"].get("privileged_coef", 0.0) == coef, recipe.env
     assert shipped == 9

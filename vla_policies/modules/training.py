@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon
-from torch.optim.optimizer import ParamsT
 from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import BadValue
@@ -104,11 +102,6 @@ class GroupScaledAdamW(AdamW):
     steps so that one rate serves both (Liu et al. 2025, arXiv:2502.16982, section 2.2).
     """
 
-    def __init__(self, params: ParamsT, **kwargs: Any) -> None:
-        super().__init__(params, **kwargs)
-        matrices = [parameter for group in self.param_groups if group.get("muon") for parameter in group["params"]]
-        self._muon = Muon(matrices, adjust_lr_fn="match_rms_adamw") if matrices else None
-
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step; each group's `lr` reads the same before and after."""
         groups = self.param_groups
@@ -118,20 +111,15 @@ class GroupScaledAdamW(AdamW):
             loss = super().step(closure)
         finally:
             self.param_groups = groups
-        if self._muon is not None:
-            self._muon_step([group for group in scaled if group.get("muon")])
+        for group in (group for group in scaled if group.get("muon")):
+            given = {key: group[key] for key in ("params", "lr", "weight_decay")}
+            muon = Muon(**given, adjust_lr_fn="match_rms_adamw")
+            muon.state = self.state
+            muon.step()
+            for parameter in group["params"]:
+                # AdamW's load_state_dict reads it of every parameter that has a state.
+                self.state[parameter].setdefault("step", torch.tensor(0.0))
         return loss
-
-    def _muon_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        assert self._muon is not None
-        self._muon.state = self.state
-        self._muon.param_groups = [
-            {**self._muon.defaults, **{key: group[key] for key in ("params", "lr", "weight_decay")}} for group in groups
-        ]
-        self._muon.step()
-        for parameter in chain.from_iterable(group["params"] for group in groups):
-            # AdamW's load_state_dict reads it of every parameter that has a state.
-            self.state[parameter].setdefault("step", torch.tensor(0.0))
 
 
 def parameter_groups(
