@@ -112,8 +112,7 @@ class GroupScaledAdamW(AdamW):
         finally:
             self.param_groups = groups
         for group in (group for group in scaled if group.get("muon")):
-            given = {key: group[key] for key in ("params", "lr", "weight_decay")}
-            muon = Muon(**given, adjust_lr_fn="match_rms_adamw")
+            muon = Muon(group["params"], group["lr"], group["weight_decay"], adjust_lr_fn="match_rms_adamw")
             muon.state = self.state
             muon.step()
             for parameter in group["params"]:
