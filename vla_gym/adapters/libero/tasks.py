@@ -119,10 +119,10 @@ def libero_benchmark(
     render_quality: RenderQuality = "full",
     physics: Physics = "exact",
 ) -> Benchmark:
-    """Describe a LIBERO suite (`LIBERO-Spatial`) or one of its tasks (`LIBERO-Spatial/3`).
+    """Describe a LIBERO suite, such as `LIBERO-Spatial`.
 
     Args:
-        env_id: a key of `SUITES`, optionally with `/<task index>`.
+        env_id: a key of `SUITES`.
         protocol: a key of `PROTOCOLS`; sets horizons and settling.
         split: "train", "test" or "validation"; each holds all 50 published start states of each task, but they share no
             drawn one.
@@ -136,11 +136,10 @@ def libero_benchmark(
 
     Raises:
         UnknownName: no such suite, protocol, split, quality or physics.
-        BadValue: the task index is outside the suite, or `sampled_starts` outside 0 .. `MOST_STARTS`.
+        BadValue: `sampled_starts` outside 0 .. `MOST_STARTS`.
         MissingDependency: the `libero` extra is not installed.
     """
-    suite_id, _, index = env_id.partition("/")
-    check_known("LIBERO suite", suite_id, SUITES)
+    check_known("LIBERO suite", env_id, SUITES)
     check_known("LIBERO protocol", protocol, PROTOCOLS)
     check_known("split", split, SPLITS)
     check_known("render quality", render_quality, get_args(RenderQuality))
@@ -161,13 +160,9 @@ def libero_benchmark(
             num_trials=sampled_starts or TRIALS,
             suite=suite,
         )
-        for suite in SUITES[suite_id]
+        for suite in SUITES[env_id]
         for name in _task_names(suite)
     )
-    if index:
-        if not index.isdecimal() or int(index) >= len(tasks):
-            raise BadValue(f"no task '{index}' in {suite_id}: it has {suite_id}/0 to {suite_id}/{len(tasks) - 1}.")
-        tasks = (tasks[int(index)],)
     return Benchmark(
         id=env_id,
         tasks=tasks,
@@ -189,7 +184,7 @@ def libero_benchmark(
         },
         extra="libero",
         requires=("libero", "robosuite", "mujoco"),
-        num_models=MODELS[suite_id],
+        num_models=MODELS[env_id],
         start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
         protocol={
             **_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
