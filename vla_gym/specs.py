@@ -131,11 +131,9 @@ class Benchmark:
     @property
     def render_quality(self) -> RenderQuality:
         """Quality of its images; "full" where there is no choice."""
-        quality: RenderQuality = self.protocol.get("render_quality", "full")
-        return quality
+        return self.protocol.get("render_quality", "full")
 
     @property
     def physics(self) -> Physics:
         """How it moves things; "exact" where there is no choice."""
-        physics: Physics = self.protocol.get("physics", "exact")
-        return physics
+        return self.protocol.get("physics", "exact")

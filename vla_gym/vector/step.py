@@ -71,8 +71,7 @@ class EnvStep:
     @property
     def done_n(self) -> np.ndarray:
         """Bool: the episode has ended."""
-        done_n: np.ndarray = self.terminated_n | self.truncated_n
-        return done_n
+        return self.terminated_n | self.truncated_n
 
     def wrapped(self, obs: Observation, reward: Any) -> EnvStep:
         """Return the step as wrappers around the environments show it; raises `BadValue` for rewards that are none.

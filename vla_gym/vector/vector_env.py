@@ -148,8 +148,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """Present mode; see the class."""
-        mode: AutoresetMode = self.metadata["autoreset_mode"]
-        return mode
+        return self.metadata["autoreset_mode"]
 
     @property
     def finished(self) -> np.ndarray:
@@ -178,8 +177,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def as_sb3(self) -> VecEnv:
         """This environment as a `vla_gym.vector.sb3.SB3VecEnv`, which owns it from now on (mode DISABLED)."""
         self.metadata["autoreset_mode"] = AutoresetMode.DISABLED
-        view: VecEnv = pkgutil.resolve_name("vla_gym.vector.sb3:SB3VecEnv")(self)
-        return view
+        return pkgutil.resolve_name("vla_gym.vector.sb3:SB3VecEnv")(self)
 
     def protocol(self) -> dict[str, Any]:
         """Everything a success rate depends on, as JSON values (`protocol.json`)."""

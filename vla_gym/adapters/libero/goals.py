@@ -149,8 +149,7 @@ def _nearest_axis(quat_4: np.ndarray, direction_3: np.ndarray) -> np.ndarray:
     axes_33 = axes_of(quat_4)
     along_3 = direction_3 @ axes_33
     best = int(np.argmax(np.abs(along_3)))
-    axis_3: np.ndarray = axes_33[:, best] * np.sign(along_3[best])
-    return axis_3
+    return axes_33[:, best] * np.sign(along_3[best])
 
 
 def _handle(model: mujoco.MjModel, data: mujoco.MjData, body: int, outward_3: np.ndarray) -> Solid:

@@ -33,8 +33,7 @@ class Solid:
     @property
     def centre_3(self) -> np.ndarray:
         """Middle of the box in the world."""
-        centre_3: np.ndarray = self.origin_3 + axes_of(self.quat_4) @ self.middle_3
-        return centre_3
+        return self.origin_3 + axes_of(self.quat_4) @ self.middle_3
 
     @property
     def bottom(self) -> float:
@@ -49,8 +48,7 @@ class Solid:
     @property
     def extents_3(self) -> np.ndarray:
         """Half extents along the world's axes."""
-        extents_3: np.ndarray = np.abs(axes_of(self.quat_4)) @ self.half_3
-        return extents_3
+        return np.abs(axes_of(self.quat_4)) @ self.half_3
 
 
 @dataclass(frozen=True, kw_only=True)

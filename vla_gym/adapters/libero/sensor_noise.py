@@ -123,8 +123,7 @@ def cloud(decay: float, rng: np.random.RandomState) -> np.ndarray:
 
 
 def _smooth(image_HWC: np.ndarray, sigma: float) -> np.ndarray:
-    smooth_HWC: np.ndarray = gaussian_filter(image_HWC, (sigma, sigma, 0), mode="nearest")
-    return smooth_HWC
+    return gaussian_filter(image_HWC, (sigma, sigma, 0), mode="nearest")
 
 
 def _enlarged(image_HWC: np.ndarray, factor: float) -> np.ndarray:

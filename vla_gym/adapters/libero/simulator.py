@@ -321,8 +321,7 @@ class LoadedTask:
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""
         if start.origin == PUBLISHED:
-            published: np.ndarray = start_states(*self._task)[start.trial]
-            return published
+            return start_states(*self._task)[start.trial]
         return draw_start(start_regions(*self._task), start_generator(*self._task, start.origin, start.trial))
 
     def close(self) -> None:

@@ -277,8 +277,7 @@ def _site(domain: Any, name: str, spans: tuple[JointSpan, ...]) -> tuple[np.ndar
         for span, value in zip(spans, values, strict=True):
             data.qpos[list(span.qpos)] = value
         mujoco.mj_kinematics(model, data)
-        site_3: np.ndarray = data.site_xpos[site].copy()
-        return site_3
+        return data.site_xpos[site].copy()
 
     start_3, rides = place(lows), []
     for index, span in enumerate(spans):

@@ -94,8 +94,7 @@ class EndEffectorControl:
 
     def _turn(self, action_6: np.ndarray) -> np.ndarray:
         scaled_16 = self._arm._clip_and_scale_action(torch.from_numpy(action_6[None]))
-        turn: np.ndarray = matrix_to_quaternion(euler_angles_to_matrix(scaled_16[:, 3:], "XYZ"))[0].numpy()
-        return turn
+        return matrix_to_quaternion(euler_angles_to_matrix(scaled_16[:, 3:], "XYZ"))[0].numpy()
 
 
 def _scaling(controller: Any, dims: slice) -> tuple[np.ndarray, np.ndarray]:

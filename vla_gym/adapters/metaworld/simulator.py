@@ -161,8 +161,7 @@ class LeanEnv:
 def make_env(task: str) -> LeanEnv:
     """Return a Meta-World environment of `task`, not reset yet; the scene comes from our cache."""
     upstream = ALL_V3_ENVIRONMENTS[f"{task}-v3"]
-    env: LeanEnv = type(f"Lean{upstream.__name__}", (LeanEnv, upstream), {"lean_task": task})()
-    return env
+    return type(f"Lean{upstream.__name__}", (LeanEnv, upstream), {"lean_task": task})()
 
 
 def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:

@@ -430,8 +430,7 @@ class IndexedMesh:
             if face_F is None:
                 return None
             found.append(face_F)
-        corner_F3: np.ndarray = self.corner_F3[functools.reduce(np.union1d, found)]
-        return corner_F3
+        return self.corner_F3[functools.reduce(np.union1d, found)]
 
 
 def indexed(corners: Corners) -> IndexedMesh:

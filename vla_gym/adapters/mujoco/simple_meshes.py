@@ -177,8 +177,7 @@ def _weights(point_C3: np.ndarray, triangle_C33: np.ndarray) -> np.ndarray:
     scale[scale == 0] = 1.0
     second, third = (ee * ts - se * te) / scale, (ss * te - se * ts) / scale
     weight_C3 = np.clip(np.column_stack([1.0 - second - third, second, third]), 0.0, 1.0)
-    normalised: np.ndarray = weight_C3 / np.maximum(weight_C3.sum(axis=1, keepdims=True), 1e-12)
-    return normalised
+    return weight_C3 / np.maximum(weight_C3.sum(axis=1, keepdims=True), 1e-12)
 
 
 def _collapse(triangle_F33: np.ndarray, num_faces: int) -> np.ndarray:
@@ -217,8 +216,7 @@ def _parts(face_F3: np.ndarray, num_vertices: int) -> np.ndarray:
 
     start_E, end_E = face_F3[:, :2].ravel(), face_F3[:, 1:].ravel()
     edges = coo_matrix((np.ones(len(start_E)), (start_E, end_E)), shape=(num_vertices, num_vertices))
-    part_V: np.ndarray = connected_components(edges, directed=False)[1]
-    return part_V
+    return connected_components(edges, directed=False)[1]
 
 
 logger = logging.getLogger(__name__)

@@ -223,8 +223,7 @@ class Lens:
         """The lens behind the mirror, whose image has left and right exchanged."""
 
         def turned(vector: np.ndarray) -> np.ndarray:
-            flipped: np.ndarray = vector - 2 * (vector @ mirror.normal_3)[..., None] * mirror.normal_3
-            return flipped
+            return vector - 2 * (vector @ mirror.normal_3)[..., None] * mirror.normal_3
 
         return replace(
             self,
@@ -360,8 +359,7 @@ def keep_covering(
 def _compiled() -> Callable[..., int]:
     import numba  # a worker without use for it does not import it
 
-    compiled: Callable[..., int] = numba.njit(cache=True, error_model="numpy")(keep_covering)
-    return compiled
+    return numba.njit(cache=True, error_model="numpy")(keep_covering)
 
 
 _buffers: dict[type, np.ndarray] = {}

@@ -76,8 +76,7 @@ def _position_rows() -> dict[Spread, np.ndarray]:
 
 
 def _squared_distances(steps_P2: np.ndarray) -> np.ndarray:
-    squared: np.ndarray = np.square(steps_P2[:, None] - steps_P2).sum(axis=2)
-    return squared
+    return np.square(steps_P2[:, None] - steps_P2).sum(axis=2)
 
 
 @functools.cache

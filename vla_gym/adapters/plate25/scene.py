@@ -126,8 +126,7 @@ class Arm:
 
 def rotation(body: sapien.Entity) -> np.ndarray:
     """Return the rotation matrix of a body, float64 `[3, 3]`."""
-    matrix: np.ndarray = np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
-    return matrix
+    return np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
 
 
 def euler_quaternion(angles: np.ndarray) -> np.ndarray:
