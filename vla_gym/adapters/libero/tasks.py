@@ -216,17 +216,12 @@ def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_st
     }
 
 
-def require_libero() -> None:
-    """Raise `MissingDependency` unless LIBERO is installed."""
+@cache
+def _task_names(suite: str) -> tuple[str, ...]:
     if importlib.util.find_spec("libero") is None:
         raise MissingDependency(
             f'LIBERO is not installed (no module named "libero"). Install it with: {install_command("libero")}'
         )
-
-
-@cache
-def _task_names(suite: str) -> tuple[str, ...]:
-    require_libero()
     table = importlib.import_module("libero.libero.benchmark.libero_suite_task_map").libero_task_map
     return tuple(table[suite])
 
@@ -243,28 +238,15 @@ NUM_TASKS = 10
 INSTRUCTIONS = ("bddl", "file")
 
 
-@dataclass(frozen=True)
-class Perturbation:
-    """One kind of change to a suite, with 50 start states of its own per task."""
-
-    changes: str
-    """Description for `protocol.json`."""
-    file_name_fits: bool
-    """Whether the file name's sentence still fits the goal."""
-
-
-PERTURBATIONS: Mapping[str, Perturbation] = {
-    "lan": Perturbation("the sentence alone; objects, layout and goal are the suite's", file_name_fits=False),
-    "object": Perturbation(
-        "looks and sizes of the objects and fixtures the goal is about; the sentence is the suite's",
-        file_name_fits=True,
-    ),
-    "swap": Perturbation(
-        "places of two or more objects or fixtures are exchanged; sentence and goal are the suite's",
-        file_name_fits=True,
-    ),
-    "task": Perturbation("goal and sentence; objects and layout are the suite's", file_name_fits=False),
+PERTURBATIONS: Mapping[str, str] = {
+    "lan": "the sentence alone; objects, layout and goal are the suite's",
+    "object": "looks and sizes of the objects and fixtures the goal is about; the sentence is the suite's",
+    "swap": "places of two or more objects or fixtures are exchanged; sentence and goal are the suite's",
+    "task": "goal and sentence; objects and layout are the suite's",
 }
+"""Kind of change to a suite, with 50 start states of its own per task -> what it changes."""
+SENTENCE_FITS = ("object", "swap")
+"""Kinds with which the file name's sentence still fits the goal."""
 
 
 def pro_suites() -> dict[str, tuple[str, str]]:
@@ -300,7 +282,7 @@ def libero_pro_benchmark(
     check_known("LIBERO-PRO suite", env_id, suites, show=16)
     check_known("kind of instruction", instruction, INSTRUCTIONS)
     base, kind = suites[env_id]
-    if instruction == "file" and not PERTURBATIONS[kind].file_name_fits:
+    if instruction == "file" and kind not in SENTENCE_FITS:
         raise BadValue(
             f"instruction='file' is allowed for object and swap only: {env_id} changes the sentence itself, "
             "and its file names still bear the old one. Use instruction='bddl'"
@@ -315,7 +297,7 @@ def libero_pro_benchmark(
         protocol={
             **whole.protocol,
             "perturbation": kind,
-            "perturbation_changes": PERTURBATIONS[kind].changes,
+            "perturbation_changes": PERTURBATIONS[kind],
             "unchanged_suite": base,
             "start_states": f"init_files/{suite}, 50 rows per task, none of them among the unchanged suite's",
             "instruction": f"(:language) of bddl_files/{suite}" if instruction == "bddl" else "file name",
@@ -323,21 +305,14 @@ def libero_pro_benchmark(
     )
 
 
-@cache
-def bddl_sentence(suite: str, task: str) -> str:
-    """Return the `(:language ...)` of a task file, in lower case and single spaces as upstream's environment."""
-    require_libero()
-    return bddl_language(importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task}.bddl")
-
-
 def bddl_language(file: Traversable) -> str:
-    """Return the sentence of a file as of `bddl_sentence`."""
-    found = re.findall(r"\(:language\s+([^()]*)\)", file.read_text(encoding="utf-8"))
-    if len(found) != 1:
-        raise BadValue(f"{file} has {len(found)} (:language ...) fields, expected one")
-    return " ".join(found[0].lower().split())
+    """Return the `(:language ...)` of a task file, in lower case and single spaces as upstream's environment."""
+    (words,) = re.findall(r"\(:language\s+([^()]*)\)", file.read_text(encoding="utf-8"))
+    return " ".join(words.lower().split())
 
 
+@cache
 def _changed(task: Task, suite: str, instruction: str) -> Task:
-    words = bddl_sentence(suite, task.name) if instruction == "bddl" else sentence(task.name)
+    file = importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task.name}.bddl"
+    words = bddl_language(file) if instruction == "bddl" else sentence(task.name)
     return dataclasses.replace(task, suite=suite, instruction=words)
