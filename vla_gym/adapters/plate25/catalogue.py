@@ -150,8 +150,3 @@ TEMPLATES = (
 )
 """By template id: 0 is the trained wording, 1-16 are the Instruct run's, 17-20 are published but unused. The apostrophe
 of 13 is the published curly one (U+2019)."""
-
-
-def sentence(template: int, thing: str, plate: str) -> str:
-    """Return the instruction for an object and a plate by name."""
-    return TEMPLATES[template].format(object=thing, plate=plate)

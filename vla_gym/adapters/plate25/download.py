@@ -7,7 +7,6 @@ GitHub. They are put where `assets.find_assets` looks.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import Any
 
 from vla_gym.adapters.plate25.assets import ROBOT_FILE, VARIABLE
 from vla_gym.errors import BadValue, VLAZooError, one_line
-from vla_gym.reading import inside
+from vla_gym.reading import file_sha256, inside
 from vla_gym.system.paths import cache_dir
 
 PACK_REPO, PACK_FOLDER = "RLinf/maniskill_assets", "carrot"
@@ -67,7 +66,7 @@ def download(root: Path, *, robot_url: str = ROBOT_URL, table_sha256: str = TABL
     _request(PACK_REPO, snapshot_download, PACK_REPO, repo_type="dataset", allow_patterns=[pattern], local_dir=root)
     log.info("%s -> %s", TABLE_REPO, root / TABLE_MEMBERS)
     table = Path(_request(TABLE_REPO, hf_hub_download, TABLE_REPO, TABLE_ZIP, repo_type="dataset"))
-    if _sha256(table) != table_sha256:
+    if file_sha256(table) != table_sha256:
         raise BadValue(f"{TABLE_ZIP} of {TABLE_REPO} has another checksum than ManiSkill 3.0.1 states; not used")
     unpack(table, root, keep=TABLE_MEMBERS, strip=0)
     log.info("%s -> %s", robot_url, root / "widowx")
@@ -75,7 +74,7 @@ def download(root: Path, *, robot_url: str = ROBOT_URL, table_sha256: str = TABL
         archive, robot = Path(scratch) / "robot.zip", Path(scratch) / "widowx"
         _request(robot_url, _fetch, robot_url, archive)
         unpack(archive, robot, keep="", strip=1)
-        if not (robot / ROBOT_FILE).is_file() or _sha256(robot / ROBOT_FILE) != ROBOT_URDF_SHA256:
+        if not (robot / ROBOT_FILE).is_file() or file_sha256(robot / ROBOT_FILE) != ROBOT_URDF_SHA256:
             raise BadValue(f"{robot_url} does not hold the {ROBOT_FILE} of v0.2.0; not used")
         shutil.rmtree(root / "widowx", ignore_errors=True)
         os.replace(robot, root / "widowx")
@@ -101,11 +100,6 @@ def unpack(archive: Path, root: Path, *, keep: str, strip: int) -> None:
 def _fetch(url: str, file: Path) -> None:
     with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, file.open("wb") as stream:  # noqa: S310
         shutil.copyfileobj(answer, stream)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _request(source: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

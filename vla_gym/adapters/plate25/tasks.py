@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
-from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, sentence
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TEMPLATES
 from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, Spread, find_run
 from vla_gym.errors import BadValue, MissingDependency, check_known, shown
 from vla_gym.specs import ActionSpec, Benchmark, RenderQuality, Task
@@ -166,7 +166,7 @@ def plate25_benchmark(
         tasks=tuple(
             Task(
                 name=task_name,
-                instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
+                instruction=TEMPLATES[template].format(object=OBJECTS[thing].name, plate=PLATES[plate].name),
                 horizon=HORIZON,
                 num_trials=trials,
                 suite=f"plate25_{run.category}",

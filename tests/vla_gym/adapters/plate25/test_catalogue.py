@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES, TEMPLATES, sentence
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES, TEMPLATES
 
 
 def test_counts_and_a_box_by_hand() -> None:
@@ -33,9 +33,6 @@ def test_the_catalogue_is_the_pack_s_own(sample: Path) -> None:
 
 def test_sentences() -> None:
     assert len(TEMPLATES) == len(set(TEMPLATES)) == 21
-    assert sentence(0, "carrot", "plate") == "put carrot on plate"
-    assert (
-        sentence(13, "7up can", "cutting board")
-        == "Move 7up can so it\N{RIGHT SINGLE QUOTATION MARK}s on cutting board."
-    )
-    assert sentence(15, "pipe", "plate") == "pipe on the plate, please."
+    assert TEMPLATES[0] == "put {object} on {plate}"
+    assert TEMPLATES[13] == "Move {object} so it\N{RIGHT SINGLE QUOTATION MARK}s on {plate}."
+    assert TEMPLATES[15] == "{object} on the {plate}, please."
