@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from vla_gym.errors import BadValue, LostRank, WorkerFailed
+from vla_gym.errors import LostRank, WorkerFailed
 from vla_gym.workers.messages import (
     Command,
     Failure,
@@ -37,8 +37,6 @@ class RemotePool(Pool):
     """N slots on servers with equal shares, as `assign_slots` says; server i is the process at `connections[i]`."""
 
     def __init__(self, layout: MemoryLayout, connections: Sequence[Connection], *, num_stages: int = 1) -> None:
-        if layout.num_slots % len(connections):
-            raise BadValue(f"{layout.num_slots} slots are not dealt evenly to {len(connections)} servers")
         self.memory = SlotMemory(layout)
         self._connections = list(connections)
         for connection in connections:
