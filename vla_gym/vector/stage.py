@@ -1,21 +1,27 @@
-"""`CommandRunner` sends commands to the pool and makes an `EnvStep` of the reports; a `Stage` does so for a part."""
+"""`CommandRunner` sends commands to the pool and makes an `EnvStep` of the reports; a `Stage` does so for a part.
+
+A saved state holds only the start state of each sub-environment's episode and the actions executed since; loading
+replays them without rendering. So saving needs no simulator.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.errors import BadValue, WorkerFailed
+from vla_gym.errors import BadValue, WorkerFailed, shown
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.start_states import Schedule
+from vla_gym.vector.start_states import Schedule, checked_start
 from vla_gym.vector.step import EnvStep, EpisodeTable, Observation
-from vla_gym.workers.messages import Command, PendingCommands
+from vla_gym.workers.messages import Command, PendingCommands, actions_from_text, actions_to_text
 from vla_gym.workers.pool import Pool, describe_episode
 
+STATE_VERSION = 1
 MAX_LOSSES = 3
 """Episodes in a row that one sub-environment may lose."""
 _LARGEST_REWARD = 1e15
@@ -91,9 +97,78 @@ class CommandRunner:
         env_n = np.arange(len(self.table.log))[part]
         return dataclasses.replace(self.table.now.copied(env_n), obs=self._observe(part))
 
+    def state(self) -> dict[str, Any]:
+        """Return the episodes and the schedule's position as JSON values."""
+        now = self.table.now
+        nothing_A = np.zeros((0, self._benchmark.action_dim), dtype=np.float32)
+        entries: list[dict[str, Any] | None] = [
+            None
+            if now.idle_n[env]
+            else {
+                "task_id": int(now.task_id_n[env]),
+                "trial_id": int(now.trial_id_n[env]),
+                "start_state": str(now.start_state_n[env]),
+                "lost": bool(now.lost_n[env]),
+                "actions": actions_to_text(np.concatenate([nothing_A, *log])),
+            }
+            for env, log in enumerate(self.table.log)
+        ]
+        return {**self._kind(), "seed": self.schedule.seed, "episodes": self.table.episodes.tolist(), "slots": entries}
+
+    def replay_commands(self, state: Mapping[str, Any]) -> list[Command]:
+        """Check that a saved state is of such sub-environments, which are left alone, and return the replays to it."""
+        for key, value in self._kind().items():
+            saved = state.get(key, value if key == "group_size" else None)  # older states do not name theirs
+            if saved != value:
+                raise BadValue(f"saved environment state has {key}={shown(saved)}, this one has {shown(value)}")
+        if len(state["slots"]) != len(self.table.log):
+            raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(self.table.log)}")
+        tasks, action_dim = self._benchmark.tasks, self._benchmark.action_dim
+        return [
+            Command(
+                slot=env,
+                start=checked_start(entry["task_id"], entry["trial_id"], tasks, what=f" of slot {env}"),
+                kind="replay",
+                action_TA=actions_from_text(entry["actions"], action_dim),
+            )
+            for env, entry in enumerate(state["slots"])
+            if entry is not None
+        ]
+
+    def restore(self, state: Mapping[str, Any], commands: Sequence[Command]) -> EnvStep:
+        """Run the replays to a saved state; raise `BadValue` when one began in another state."""
+        reports = self.pool.run(commands)
+        self.table.episodes[:] = state["episodes"]
+        for env, entry in enumerate(state["slots"]):
+            if entry is None:
+                self.table.begin(env, None)
+        for command, report in zip(commands, reports, strict=True):
+            entry = state["slots"][command.slot]
+            if report.start_state != entry["start_state"]:
+                raise BadValue(
+                    f"slot {command.slot} (task {command.start.task_id}, trial {command.start.trial_id}) began "
+                    f"in state {report.start_state}, saved was {entry['start_state']}: the simulator, its "
+                    "version or its assets differ from those of the saved run"
+                )
+            self.table.begin(command.slot, command.start, report.start_state)
+            assert command.action_TA is not None
+            self.table.record(command.slot, report, command.action_TA)
+            if entry["lost"]:
+                self.table.now.lost_n[command.slot] = self.table.now.truncated_n[command.slot] = True
+        return self.present()
+
     def where(self, env: int) -> str:
         """Return env, slot, task and trial of a present episode, for errors."""
         return describe_episode(self._benchmark.id, self._benchmark.tasks, env, self.table.start(env))
+
+    def _kind(self) -> dict[str, Any]:
+        """Entries of a state that say what it is of."""
+        return {
+            "version": STATE_VERSION,
+            "env_id": self._benchmark.id,
+            "schedule": self.schedule.kind,
+            "group_size": self.schedule.group_size,
+        }
 
     def _observe(self, part: slice) -> Observation:
         arrays = {key: value[part].copy() for key, value in self.pool.memory.observation.items()}

@@ -15,7 +15,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vla_gym.specs import Benchmark
-from vla_gym.vector import state as vector_state
 from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_record
 from vla_gym.vector.stage import CommandRunner, Stage, read_actions
 from vla_gym.vector.start_states import Schedule, check_seed, read_reset_options
@@ -193,7 +192,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def state_dict(self) -> dict[str, Any]:
         """Schedule position and every episode's action log, as JSON values; costs no simulator time."""
-        return vector_state.save(self._table, self._runner.schedule, self.benchmark)
+        return self._runner.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
         """Replay to the state that `state_dict` saved; returns what `reset` returns.
@@ -202,11 +201,10 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         reach it.
         """
         self._require_open()
-        commands = vector_state.replay_commands(state, self._table, self._runner.schedule, self.benchmark)
+        commands = self._runner.replay_commands(state)
         self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
         with self._closed_on_failure():
-            vector_state.restore(state, self._table, commands, self.pool.run(commands))
-            step = self._runner.present()
+            step = self._runner.restore(state, commands)
         self._was_reset = True
         return step.obs, step.infos()
 
