@@ -46,7 +46,7 @@ ENDLESS = 1_000_000
 
 def upstream_options(size: int) -> dict[str, Any]:
     """Keyword arguments of `gymnasium.make` that both upstream sides share."""
-    from vla_gym.adapters.maniskill.scene import backends
+    from vla_gym.adapters.maniskill.simulator import backends
     from vla_gym.system.vulkan import sapien_device
 
     return {

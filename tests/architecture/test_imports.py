@@ -46,7 +46,6 @@ LATE = {
     "vla_gym.adapters.libero.upstream": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.maniskill.simulator": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.maniskill.batch": {"mani_skill", "sapien", "torch"},
-    "vla_gym.adapters.maniskill.scene": {"mani_skill", "sapien"},
     "vla_gym.adapters.metaworld.simulator": {"metaworld", "mujoco"},
     "vla_gym.adapters.mujoco.visibility": {"mujoco"},
     "vla_gym.adapters.mujoco.gl_meshes": {"mujoco"},

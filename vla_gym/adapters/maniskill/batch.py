@@ -14,8 +14,7 @@ import numpy as np
 import sapien
 import torch
 
-from vla_gym.adapters.maniskill.scene import make_env
-from vla_gym.adapters.maniskill.simulator import ManiSkillSimulator
+from vla_gym.adapters.maniskill.simulator import ManiSkillSimulator, make_env
 from vla_gym.adapters.maniskill.tasks import CAMERAS, RANDOM_SHAPES, TaskReward
 from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout

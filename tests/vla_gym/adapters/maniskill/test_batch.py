@@ -222,7 +222,7 @@ def test_gpu_physics_need_a_worker_for_their_start_states() -> None:
 def test_physics_and_pictures_are_on_the_rank_s_own_gpu(
     device: str, physics: str, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vla_gym.adapters.maniskill import scene
+    from vla_gym.adapters.maniskill import simulator
 
     class Asked(Exception):
         pass
@@ -231,9 +231,9 @@ def test_physics_and_pictures_are_on_the_rank_s_own_gpu(
         raise Asked(options["sim_backend"], options["render_backend"])
 
     monkeypatch.setenv("VLA_ZOO_SAPIEN_DEVICE", device)
-    monkeypatch.setattr(scene.gym, "make", make)
+    monkeypatch.setattr(simulator.gym, "make", make)
     with pytest.raises(Asked) as asked:
-        scene.make_env("PickCube", SIZE, sim_backend=physics)
+        simulator.make_env("PickCube", SIZE, sim_backend=physics)
     assert asked.value.args == names
 
 
