@@ -225,7 +225,8 @@ class RecordVideo(VectorWrapper):
             if moved:
                 self._begin(env, obs, idle=bool(infos["idle"][env]))
         self._between = ended_N & (self.env.autoreset_mode is AutoresetMode.NEXT_STEP)
-        self._write_when_done()
+        if not self.written and len(self._grid) == self._wanted and all(tile is None for tile in self._tile):
+            self._write()
         return obs, reward_N, terminated_N, truncated_N, infos
 
     def close(self, **kwargs: Any) -> None:
@@ -248,10 +249,6 @@ class RecordVideo(VectorWrapper):
         tile, self._tile[env] = self._tile[env], None
         if tile is not None:
             self._grid.drop(tile)
-
-    def _write_when_done(self) -> None:
-        if not self.written and len(self._grid) == self._wanted and all(tile is None for tile in self._tile):
-            self._write()
 
     def _write(self) -> None:
         self._grid.write(self.path, fps=self._fps)

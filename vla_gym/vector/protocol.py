@@ -30,12 +30,10 @@ class EnvConfig:
     chunk: int
     group_size: int
     group_offset: int
-    num_groups: int
     split: str
     schedule: str
     image_size: int
     cameras: tuple[str, ...]
-    seed: int
     num_workers: int
     pipeline_stages: int
     autoreset_mode: AutoresetMode

@@ -36,6 +36,15 @@ MAX_OTHERS = 2
 """Calls of `PassLists.in_turn`."""
 
 
+def compile_list(name: int, command: Callable[..., object], *arguments: object) -> None:
+    """Let a display list consist of one command; its context must be current."""
+    from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
+
+    GL.glNewList(name, GL.GL_COMPILE)
+    command(*arguments)
+    GL.glEndList()
+
+
 def define_list(name: int, corners: Corners) -> None:
     """Let a display list draw triangles by MuJoCo's rules; its context must be current."""
     from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
@@ -50,9 +59,7 @@ def define_list(name: int, corners: Corners) -> None:
         GL.glEnableClientState(state)
         size = () if state == GL.GL_NORMAL_ARRAY else (values.shape[1],)
         point(*size, GL.GL_FLOAT, 0, np.ascontiguousarray(values, dtype=np.float32))
-    GL.glNewList(name, GL.GL_COMPILE)
-    GL.glDrawArrays(GL.GL_TRIANGLES, 0, len(corners.vertex_C3))
-    GL.glEndList()
+    compile_list(name, GL.glDrawArrays, GL.GL_TRIANGLES, 0, len(corners.vertex_C3))
     for state, _, _ in arrays:
         GL.glDisableClientState(state)
 
@@ -165,9 +172,7 @@ def share_lists(
         if not shared.display_list:
             shared.adopt(int(GL.glGenLists(1)))
             define_list(shared.display_list, corners(mesh))
-        GL.glNewList(name, GL.GL_COMPILE)
-        GL.glCallList(shared.display_list)
-        GL.glEndList()
+        compile_list(name, GL.glCallList, shared.display_list)
     return sorted(lists)
 
 
@@ -200,24 +205,19 @@ class PassLists:
         self._base, self._calls = GL.glGenLists(self._num_names), new_lists(self._num_calls, resources)
         self._turn, self._num_others = self._calls + 2 * self._block, 0
         for mesh in range(model.nmesh):
-            self._define(self._base + self._block + mesh, GL.glCallList, self._first_mesh + 2 * mesh)
+            compile_list(self._base + self._block + mesh, GL.glCallList, self._first_mesh + 2 * mesh)
         for offset in range(2 * self._block):
-            self._define(self._calls + offset, GL.glCallLists, 1, GL.GL_UNSIGNED_INT, np.array([offset], np.uint32))
-        self._define(self._turn, GL.glListBase, self._base + self._block)
+            compile_list(self._calls + offset, GL.glCallLists, 1, GL.GL_UNSIGNED_INT, np.array([offset], np.uint32))
+        compile_list(self._turn, GL.glListBase, self._base + self._block)
 
     def in_turn(self, mirrored: int, direct: int) -> int:
         """Return a list that calls one list in the mirror's pass, another in the pass thereafter."""
         offset, call = 3 * self._block + self._num_others, self._turn + 1 + self._num_others
         self._num_others += 1
         for base, gl_list in ((self._base, mirrored), (self._base + self._block, direct)):
-            self._define(base + offset, self._gl.glCallList, gl_list)
-        self._define(call, self._gl.glCallLists, 1, self._gl.GL_UNSIGNED_INT, np.array([offset], np.uint32))
+            compile_list(base + offset, self._gl.glCallList, gl_list)
+        compile_list(call, self._gl.glCallLists, 1, self._gl.GL_UNSIGNED_INT, np.array([offset], np.uint32))
         return call
-
-    def _define(self, name: int, command: Callable[..., object], *arguments: object) -> None:
-        self._gl.glNewList(name, self._gl.GL_COMPILE)
-        command(*arguments)
-        self._gl.glEndList()
 
     def aim(self, scene: mujoco.MjvScene, seen: Seen) -> None:
         """Let each opaque mesh of a fresh scene be drawn in the passes in which it is seen, until the next `aim`."""
@@ -391,9 +391,7 @@ class SiftedMeshes:
 
     def _list(self, command: Callable[..., object], *arguments: object) -> int:
         gl_list = new_lists(1, self.resources)
-        self._gl.glNewList(gl_list, self._gl.GL_COMPILE)
-        command(*arguments)
-        self._gl.glEndList()
+        compile_list(gl_list, command, *arguments)
         self._lists.append(gl_list)
         return gl_list
 
