@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import mujoco
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
 from vla_gym.adapters.metaworld.tasks import CAMERA, TaskReward
 from vla_gym.adapters.mujoco import model_store
@@ -38,23 +38,8 @@ FRAME_SKIP = 5
 INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
-class LeanEnv:
-    """Mixin before a `SawyerXYZEnv` subclass, whose attributes it reads; made by `make_env`."""
-
-    model: mujoco.MjModel
-    data: mujoco.MjData
-    fullpath: str
-    reset: Callable[[], Any]
-    action_scale: float
-    mocap_low: np.ndarray
-    mocap_high: np.ndarray
-    evaluate_state: Callable[[np.ndarray, np.ndarray], tuple[float, dict[str, Any]]]
-    _target_pos: np.ndarray
-    _HAND_SPACE: Any
-    _get_curr_obs_combined_no_goal: Callable[[], np.ndarray]
-    _get_pos_goal: Callable[[], np.ndarray]
-    _get_pos_objects: Callable[[], np.ndarray]
-    _get_quat_objects: Callable[[], np.ndarray]
+class LeanEnv(SawyerXYZEnv):
+    """Comes before the class of a task, a `SawyerXYZEnv` as well; made by `make_env`."""
 
     lean_task: str
     """Name in `tasks.TASKS`."""
@@ -173,20 +158,19 @@ def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:
     resets are run as upstream runs them, but without simulating: 60 ms instead of 0.6 s. `env` must be reset
     afterwards. NumPy's global generator, which upstream draws from, is put back.
     """
-    upstream: Any = env
-    upstream._set_task_called = True
-    upstream._freeze_rand_vec = False
-    upstream.do_simulation = lambda ctrl, n_frames: mujoco.mj_kinematics(env.model, env.data)
+    env._set_task_called = True
+    env._freeze_rand_vec = False
+    env.do_simulation = lambda ctrl, n_frames: mujoco.mj_kinematics(env.model, env.data)
     before = np.random.get_state()
     np.random.seed(seed)
     vectors = []
     try:
         for _ in range(number):
-            upstream.reset()
-            vectors.append(np.array(upstream._last_rand_vec))
+            env.reset()
+            vectors.append(np.array(env._last_rand_vec))
     finally:
         np.random.set_state(before)
-        del upstream.do_simulation
+        del env.do_simulation
     return np.stack(vectors)
 
 
