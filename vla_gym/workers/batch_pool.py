@@ -220,7 +220,7 @@ class _Stage:
 def _build(setup: SubEnvSetup, num_envs: int, num_workers: int) -> BatchSimulator:
     layout = setup.memory.observation
     try:
-        batch: BatchSimulator = pkgutil.resolve_name(setup.simulator)(
+        return pkgutil.resolve_name(setup.simulator)(
             setup.tasks,
             layout.image_size,
             layout.cameras,
@@ -232,7 +232,6 @@ def _build(setup: SubEnvSetup, num_envs: int, num_workers: int) -> BatchSimulato
         raise
     except Exception as error:
         raise WorkerFailed(f"{setup.env_id}, starting: {type(error).__name__}: {error}") from error
-    return batch
 
 
 def _joined(parts: Sequence[Report]) -> Report:

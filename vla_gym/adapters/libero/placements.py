@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,6 @@ MOST_TRIES = 5000
 """Places tried for one object before the whole scene is drawn anew; upstream's number."""
 MOST_SCENES = 100
 """Scenes tried; upstream goes on for ever."""
-
-
-class Uniform(Protocol):
-    """`numpy.random.Generator`, or `numpy.random.RandomState` for upstream's own stream."""
-
-    def random(self) -> float:
-        """Uniform in [0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +119,9 @@ def draw_start(regions: StartRegions, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([[0.0], qpos, np.zeros(regions.num_velocities)])
 
 
-def draw_poses(placings: Sequence[StartRange], shares: Sequence[float], rng: Uniform) -> dict[int, np.ndarray]:
+def draw_poses(
+    placings: Sequence[StartRange], shares: Sequence[float], rng: np.random.Generator
+) -> dict[int, np.ndarray]:
     """Draw address -> position and quaternion `[7]` of every object that is no fixture.
 
     Args:
@@ -150,7 +145,10 @@ def draw_poses(placings: Sequence[StartRange], shares: Sequence[float], rng: Uni
 
 
 def _find_place(
-    placing: StartRange, placed: dict[str, tuple[StartRange, np.ndarray]], shares: Sequence[float], rng: Uniform
+    placing: StartRange,
+    placed: dict[str, tuple[StartRange, np.ndarray]],
+    shares: Sequence[float],
+    rng: np.random.Generator,
 ) -> np.ndarray | None:
     """A position `[3]` clear of the placed objects; None where none was found."""
     base_3 = np.array(placing.base_3)
@@ -175,7 +173,7 @@ def _overlap(placing: StartRange, position_3: np.ndarray, other: StartRange, oth
     return near and bool(apart_3[2] <= other.top - placing.bottom)
 
 
-def _draw_quat(placing: StartRange, rng: Uniform) -> np.ndarray:
+def _draw_quat(placing: StartRange, rng: np.random.Generator) -> np.ndarray:
     """Quaternion `[4]` as upstream writes it: (x, y, z, w), into the place where MuJoCo reads (w, x, y, z).
 
     The published start states have it so, and the objects' axes and angles are chosen for it.

@@ -35,9 +35,6 @@ Saved = tuple[torch.Tensor, torch.Tensor]
 class StartSource(ManiSkillSimulator):
     """The CPU adapter without images; its observation is upstream's flat state row."""
 
-    def __init__(self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, first_seed: int) -> None:
-        super().__init__(tasks, image_size, (), first_seed=first_seed)
-
     def observe(self) -> dict[str, np.ndarray]:
         """Return `state`: float32 `[D]`, poses and velocities of all bodies and joints."""
         return {"state": np.array(self._env.get_state()[0].numpy(), dtype=np.float32)}
