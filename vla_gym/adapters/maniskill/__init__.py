@@ -1,12 +1,5 @@
 """ManiSkill3's tabletop tasks, one scene per sub-environment or one batch on GPU physics."""
 
-from importlib import import_module
+from vla_gym.simulator import loaded_late
 
-_MODULES = {"ManiSkillBatch": "batch", "ManiSkillSimulator": "simulator"}
-
-
-# Loaded on first use: these load a simulator, which only workers may.
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = loaded_late(__name__, {"ManiSkillBatch": "batch", "ManiSkillSimulator": "simulator"})
