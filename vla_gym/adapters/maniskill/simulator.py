@@ -19,7 +19,6 @@ import mani_skill.envs  # noqa: F401  registers its ids
 import numpy as np
 import sapien
 import torch
-from mani_skill.agents.controllers import PDEEPoseController, PDJointPosMimicController
 from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS
 from mani_skill.utils.geometry.rotation_conversions import euler_angles_to_matrix, matrix_to_quaternion
 from sapien import physx
@@ -172,7 +171,9 @@ def _shapes(env: Any) -> bytes:
 
 
 class EndEffectorControl:
-    """The controller of one robot; make it anew when the scene was rebuilt.
+    """The controller of one robot in `CONTROL_MODE`; make it anew when the scene was rebuilt.
+
+    Actions are relative to the measured pose: they move the hand along the root's axes and turn it about them.
 
     Upstream computes for batches on a GPU. For one robot on a CPU, tensors of seven numbers cost ten times the physics
     they command. Here the same operations run in the same order on float32 scalars; only the small rotation goes
@@ -180,17 +181,9 @@ class EndEffectorControl:
     """
 
     def __init__(self, env: Any) -> None:
-        self.agent = env.agent
         self._substeps = env._sim_steps_per_control
         parts = env.agent.controller.controllers
         arm, gripper = parts["arm"], parts["gripper"]
-        assert isinstance(arm, PDEEPoseController)
-        assert isinstance(gripper, PDJointPosMimicController)
-        config = arm.config
-        assert config.use_delta
-        assert not config.use_target
-        assert not config.interpolate
-        assert config.frame == "root_translation:root_aligned_body_rotation"
         self._arm = arm
         self._robot = env.agent.robot._objs[0]
         self._hand, self._root = arm.ee_link._objs[0], arm.root_link._objs[0]
