@@ -17,8 +17,7 @@ import pytest
 
 import vla_gym
 from vla_gym.errors import VLAZooError
-from zoo.cli.arguments import key_values
-from zoo.cli.examples import EXAMPLES
+from zoo.cli.arguments import EXAMPLES, key_values
 from zoo.cli.main import COMMANDS
 
 pytestmark = pytest.mark.processes

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from tables import cell, code, table
 
-from zoo.cli.examples import EXAMPLES
+from zoo.cli.arguments import EXAMPLES
 from zoo.cli.main import COMMANDS
 
 
