@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_system(env_id: str | None) -> int:
-    from zoo.diagnostics.system_checks import RENDERED, all_checks
+    from zoo.diagnostics import RENDERED, all_checks
 
     if env_id is not None:
         find_benchmark(env_id)
@@ -93,7 +93,7 @@ def _verify_policy(args: argparse.Namespace) -> int:
 def _replay_expert(args: argparse.Namespace) -> int:
     if args.env is None:
         raise BadValue("--env is missing: say whose expert to replay, e.g. --oracle --env LIBERO-Object/0")
-    from zoo.diagnostics.expert_replay import replay
+    from zoo.diagnostics import replay
     from zoo.runs.progress import Progress
 
     episodes = args.episodes or _DEFAULT_EPISODES

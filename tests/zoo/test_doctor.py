@@ -1,4 +1,4 @@
-"""The command: exit codes and what it refuses; its checks and replays have tests in `diagnostics/`."""
+"""The command: exit codes and what it refuses; its checks and replays have tests of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
-from zoo.diagnostics import system_checks
+from zoo import diagnostics
 from zoo.doctor import run
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
@@ -18,7 +18,7 @@ AGENTS = Path(__file__).resolve().parents[2] / "agents"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes seconds or a network."""
     for name in ("hub", "vulkan_device", "gl_backend", "first_image"):
-        monkeypatch.setattr(system_checks, name, lambda *args: "here")
+        monkeypatch.setattr(diagnostics, name, lambda *args: "here")
 
 
 @pytest.mark.usefixtures("quick")
@@ -36,7 +36,7 @@ def test_what_is_missing_makes_it_1_unless_nothing_needs_it(
     def no_vulkan() -> str:
         raise MissingDependency("no driver")
 
-    monkeypatch.setattr(system_checks, "vulkan_device", no_vulkan)
+    monkeypatch.setattr(diagnostics, "vulkan_device", no_vulkan)
     assert run([]) == 1
     assert "missing  Vulkan" in capsys.readouterr().out
     assert run(["--env", "MetaWorld/reach"]) == 0

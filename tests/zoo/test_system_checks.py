@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import MissingDependency
-from zoo.diagnostics import system_checks
-from zoo.diagnostics.system_checks import Check, all_checks
+from zoo import diagnostics
+from zoo.diagnostics import Check, all_checks
 
 
 def fails() -> str:
@@ -52,12 +52,12 @@ def test_assets_are_looked_for_where_they_are_drawn() -> None:
 
 
 def test_an_image_of_one_colour_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert system_checks.first_image("Toy-Reach").startswith("first image after ")
+    assert diagnostics.first_image("Toy-Reach").startswith("first image after ")
     black = {"image": np.full((1, 4, 4, 3), 7, dtype=np.uint8)}
     envs = SimpleNamespace(reset=lambda seed: (black, {}), close=lambda: None)
-    monkeypatch.setattr("vla_gym.make_vec", lambda *args, **options: envs)
+    monkeypatch.setattr(diagnostics, "make_vec", lambda *args, **options: envs)
     with pytest.raises(MissingDependency, match="every number is 7"):
-        system_checks.first_image("Toy-Reach")
+        diagnostics.first_image("Toy-Reach")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_hub_that_answers_is_there_whatever_it_says(
     endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert system_checks.hub().endswith("answers")
+    assert diagnostics.hub().endswith("answers")
 
 
 def test_a_hub_that_is_gone(endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_hub_that_is_gone(endpoint: http.server.HTTPServer, monkeypatch: pytes
     endpoint.shutdown()
     endpoint.server_close()
     with pytest.raises(MissingDependency, match="does not answer"):
-        system_checks.hub()
+        diagnostics.hub()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(MissingDependency, match="HF_HUB_OFFLINE is set"):
-        system_checks.hub()
+        diagnostics.hub()

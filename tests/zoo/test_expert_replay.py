@@ -10,9 +10,8 @@ import pytest
 from vla_gym import find_benchmark
 from vla_gym.adapters.toy import STEP, ToyReach
 from vla_gym.specs import Task
-from zoo import experts
-from zoo.diagnostics import expert_replay
-from zoo.diagnostics.expert_replay import ReplayResult, expert_success_rate, replay, summarize
+from zoo import diagnostics, experts
+from zoo.diagnostics import ReplayResult, expert_success_rate, replay, summarize
 from zoo.doctor import run
 from zoo.evaluation.statistics import Rate
 
@@ -109,7 +108,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
     monkeypatch.setitem(experts.EXPERTS, TOY.simulator, f"{__name__}:ToyExpert")
     monkeypatch.setattr(
-        expert_replay, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
+        diagnostics, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
     )
 
 

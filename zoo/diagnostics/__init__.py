@@ -1,1 +1,0 @@
-"""Checks of a machine, and of an environment by its expert."""
