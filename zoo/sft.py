@@ -167,7 +167,7 @@ def run(argv: Sequence[str]) -> int:
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.training.run_plan import TrainJob, checkpoint_policy
-    from zoo.training.sft_trainer import finetune
+    from zoo.training.sft import finetune
 
     job = TrainJob(
         config=config,

@@ -133,7 +133,7 @@ def test_a_command_reads_its_flags_before_it_loads_torch() -> None:
 
 def test_what_most_runs_do_without_is_not_loaded() -> None:
     """Seconds each: peft is for adapters, FSDP for a policy that is cut over ranks."""
-    modules = "zoo.training.setup, zoo.training.sft_trainer, vla_policies.nano.model"
+    modules = "zoo.training.setup, zoo.training.sft, vla_policies.nano.model"
     assert loaded_by(f"import {modules}", "peft", "bitsandbytes", "torch.distributed.fsdp") == set()
 
 

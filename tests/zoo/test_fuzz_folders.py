@@ -64,7 +64,7 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     for place in (
         *("zoo.agents.agent.open_agent", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
-        *("zoo.training.rl_trainer.set_up", "zoo.training.sft_trainer.finetune"),
+        *("zoo.training.rl_trainer.set_up", "zoo.training.sft.finetune"),
         # Imported there by name, perhaps before this test.
         *("zoo.enjoy.open_agent", "zoo.agents.measuring.open_agent"),
     ):

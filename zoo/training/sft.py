@@ -1,4 +1,5 @@
-"""Supervised fine-tuning as an algorithm in Stable-Baselines3's manner, and its checkpoints.
+"""Supervised fine-tuning: a run from its datasets on (`finetune`), the algorithm in Stable-Baselines3's manner (`SFT`),
+and its checkpoints.
 
     <run>/checkpoints/step_<updates>/
         config.json, model.safetensors   the policy (or its adapter's files), as `from_pretrained` reads it
@@ -14,32 +15,59 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import set_random_seed
 from torch import Tensor
 
+from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue
+from vla_gym.reading import user_path
+from vla_gym.specs import Benchmark
+from vla_gym.vector.protocol import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise
+from vla_policies.devices import built_for
 from zoo.config.algorithm_configs import SFTConfig
+from zoo.config.batch_plan import check_dealing
+from zoo.config.gym_packages import packages_flag, packages_of
+from zoo.config.hyperparams import deep_merge
+from zoo.config.run_config import RunConfig, sft_config
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.learner import Learner
-from zoo.distributed.process_group import ProcessGroup
-from zoo.imitation.augmentation import Paraphrases, augmented
-from zoo.imitation.frames import Frames, batches
+from zoo.distributed.process_group import ProcessGroup, check_same, check_same_weights, launched_processes
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.results import evaluation_table
+from zoo.files import quoted, read_json, remove_folder
+from zoo.imitation.augmentation import Paraphrases, augmented, read_paraphrases
+from zoo.imitation.frames import Frames, batches, check_rate, fitting, frames_of
 from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
 from zoo.rollout.stats import PhaseClock
+from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
+from zoo.runs.lookup import FINETUNING
+from zoo.runs.report_page import report_of
 from zoo.runs.train_state import rng_state, set_rng_state
-from zoo.training.checkpoint import Saving, load_moments, read_state, write_checkpoint
+from zoo.training.callbacks import CheckpointCallback
+from zoo.training.checkpoint import Saving, load_moments, read_state, save_best, write_checkpoint
+from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
+from zoo.training.run_plan import TrainJob
+from zoo.training.setup import join_run, open_run_folder, policy_arguments, run_log
+from zoo.training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
+FAMILY_WITH_HEAD = "nano"
+"""The family whose fresh weights can have a head that tells what the expert saw."""
 _LINES = 20
 """Losses shown on the screen."""
 
@@ -189,3 +217,176 @@ class SFT:
         load_moments(self._learner.raw_optimizer, folder, state)
         set_rng_state(state["rng"])
         self.num_timesteps = int(state["counters"]["num_timesteps"])
+
+
+# The run ------------------------------------------------------------------------------------------
+
+
+def finetune(job: TrainJob) -> RunFolder | None:
+    """Make the run that was asked for.
+
+    Return the run folder, its policy in `best/`, to the rank that writes (and alone logs), None to others. Raise
+    `BadValue` for a dataset that does not fit the environment or the policy, and for frames that ranks cannot share
+    evenly. SIGTERM, SIGUSR1 and Ctrl-C, which raises `KeyboardInterrupt`, leave a checkpoint to go on from.
+    """
+    settings = sft_config(job.config)
+    check_dealing(settings.batch_size, launched_processes())
+    job, process_group, device = join_run(job)
+    privileged = settings.privileged_coef > 0
+    groups = {folder: read_dataset(folder, settings.episodes, privileged=privileged) for folder in settings.folders}
+    benchmark = job.config.benchmark
+    words = None
+    if settings.paraphrases is not None:
+        tasks = with_instructions(benchmark, job.config.env_options.get("instructions", {})).tasks
+        taught = {one.instruction for one in chain.from_iterable(groups.values())}
+        words = read_paraphrases(user_path(settings.paraphrases), taught | {task.instruction for task in tasks})
+    if privileged:
+        groups = only_places(groups, benchmark)
+        job = replace(job, config=config_with_head(job.config, job.policy.family, groups))
+        if job.checkpoint is None:
+            job = replace(job, policy=job.policy.read_by(job.config.policy_kwargs))
+    config = job.config
+    set_random_seed(config.seed)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(run_log(writes=process_group.is_first))
+        for folder in groups:
+            check_rate(folder, benchmark)
+        start_states = own_start_states(config, config.evaluated_benchmark.tasks, process_group)
+        envs = make_evaluation_envs(config, len(start_states) * config.evaluation.rounds, process_group)
+        cleanup.callback(envs.close)
+        with built_for(device):
+            policy = VLAPolicy(
+                envs.layout.bytes_space(),
+                envs.single_action_space,
+                lambda _: settings.learning_rate,
+                **policy_arguments(config, job.policy),
+            ).to(device)
+        check_learnable(policy)
+        check_same_weights(policy, process_group)
+        frames, demonstrations = _learned(groups, policy, policy.backbone.imitated_steps)
+        groups.clear()  # closes the datasets' files
+        if privileged:
+            prepare_head(policy, frames)
+        model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
+        check_same({"what the dataset holds": model.digests[0]}, process_group)
+        if job.checkpoint is not None:
+            model.load_checkpoint(job.checkpoint)
+        run = open_run_folder(job, envs, process_group, cleanup)
+        return SFTTrainer(job, model, envs, run, demonstrations).train()
+
+
+def _learned(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, chunk: int) -> tuple[Frames, str]:
+    learned = fitting(groups, policy)
+    frames = frames_of(learned, chunk)
+    return frames, f"{len(learned)} episodes, {len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
+
+
+# The head that tells what the expert saw ------------------------------------------------------------
+
+
+def only_places(
+    groups: Mapping[Path, Sequence[Demonstration]], benchmark: Benchmark
+) -> dict[Path, list[Demonstration]]:
+    """Return the episodes with those numbers of their privileged vectors alone that are coordinates of things.
+
+    The rest can be told without the image, as the hand's own place, or not from it, as a cube's quaternion, whose signs
+    mean the same; learned together they keep the eye from finding small things. All numbers stay where the benchmark
+    does not say which are coordinates. Raise `BadValue` for vectors of another length than the benchmark's.
+    """
+    if not benchmark.places:
+        return {folder: list(group) for folder, group in groups.items()}
+    chosen = list(benchmark.places)
+    for folder, group in groups.items():
+        if (got := group[0].extra[PRIVILEGED].shape[1]) != benchmark.privileged_dim:
+            raise BadValue(
+                f"'{folder}': the expert saw {got} numbers, that of {benchmark.id} sees {benchmark.privileged_dim}: "
+                "learn demonstrations of this benchmark, or leave --privileged-coef out"
+            )
+    return {
+        folder: [replace(one, extra={**one.extra, PRIVILEGED: one.extra[PRIVILEGED][:, chosen]}) for one in group]
+        for folder, group in groups.items()
+    }
+
+
+def config_with_head(config: RunConfig, family: str, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
+    """Return the configuration with a head of the datasets' length; a checkpoint's own of that length goes on.
+
+    Raise `BadValue` for datasets whose privileged vectors differ in length: they are of other robots or scenes.
+    """
+    sizes = {folder: group[0].extra[PRIVILEGED].shape[1] for folder, group in groups.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"'{folder}' {size}" for folder, size in sizes.items())
+        raise BadValue(f"--privileged-coef learns vectors of one length; got {listed}: learn the datasets separately")
+    if family != FAMILY_WITH_HEAD:
+        raise BadValue(f"--privileged-coef is for family '{FAMILY_WITH_HEAD}', got '{family}': leave it out")
+    head = {"backbone_kwargs": {"privileged_dim": next(iter(sizes.values()))}}
+    return replace(config, policy_kwargs=deep_merge(config.policy_kwargs, head))
+
+
+def prepare_head(policy: VLAPolicy, frames: Frames) -> None:
+    """Give a fresh head the frames' mean and standard deviation; one that has learned keeps its own."""
+    head: Any = policy.backbone.privileged
+    if not head.mean_P.any():
+        head.fit(frames.privileged_BP)
+
+
+class SFTTrainer(Trainer):
+    """A fine-tuning run: of equally good policies the later is kept, for it has learned the demonstrations longer.
+
+    It keeps its newest checkpoint only, and none once it has ended: then its policy is the one in `best/`, and
+    nothing may take an older one for it.
+    """
+
+    command = FINETUNING
+    later_is_best = True
+    keeps_best = True
+    model: SFT
+
+    def __init__(self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str) -> None:
+        """`demonstrations` says how many there are."""
+        # It keeps no checkpoint but the newest, and none once it has ended.
+        checkpoints = CheckpointCallback(
+            run.path, save_freq=job.config.save_freq, keep=1, at_end=False, save=SFT.begin_checkpoint
+        )
+        super().__init__(job, model, envs, run, checkpoints, planned_steps=job.config.n_timesteps)
+        self._demonstrations = demonstrations
+
+    def headline(self) -> str:
+        config = self.config
+        start = f", going on at {self.done}" if self.done else ""
+        return (
+            f"SFT on {config.env} with {config.policy}: {self._demonstrations}, {config.n_timesteps} updates of "
+            f"{sft_config(config).batch_size}{start}, seed {config.seed} -> {self.run.path}"
+        )
+
+    def make_evaluator(self) -> Evaluator:
+        return Evaluator(
+            self.config,
+            self.evaluated.tasks,
+            self.model.acting_policy,
+            lambda: self.checkpoints.stopping,
+            self.process_group,
+            envs=self.envs,
+            recorded_episodes=0,
+        )
+
+    def on_best(self, episodes: list[EpisodeRecord]) -> None:
+        dataset = ", ".join(map(str, sft_config(self.config).folders))
+        self.write_evaluation(episodes, updates=self.model.num_timesteps, dataset=dataset)
+
+    def conclude(self, episodes: list[EpisodeRecord] | None) -> None:
+        run = self.run
+        if self.evaluator is None:
+            save_best(self.model.policy, run.best, success=0.0, num_timesteps=self.model.num_timesteps)
+        if run.checkpoints.is_dir():
+            remove_folder(run.checkpoints)
+        if self.evaluator is not None:
+            best = read_json(run.path / EVALUATION_FILE)
+            episodes = [EpisodeRecord(**episode) for episode in best["episodes"]]
+            _logger.info(evaluation_table(episodes, self.evaluated.tasks, best["summary"]))
+        flag = packages_flag(packages_of(run.path / ARGS_FILE))
+        _logger.info(
+            f"policy      {run.best}\nreport      {report_of(run) or 'none'}\nnext:\n"
+            f"  vla-zoo train{flag} --algo ppo --env {self.config.env} --policy {quoted(run.best)}\n"
+            f"  vla-zoo evaluate -i {quoted(run.path)}"
+        )

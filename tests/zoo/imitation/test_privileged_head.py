@@ -19,7 +19,7 @@ from zoo.config.run_config import RunConfig
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.imitation.frames import frames_of
-from zoo.training.sft_trainer import config_with_head, only_places, prepare_head
+from zoo.training.sft import config_with_head, only_places, prepare_head
 
 
 def seen(length: int, dims: int) -> Demonstration:
