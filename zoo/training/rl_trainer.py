@@ -1,4 +1,4 @@
-"""A run of PPO or GRPO on this process: its set-up, and its trainer."""
+"""A run of PPO or GRPO on this process: its set-up, its trainer, and videos of its episodes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
+from vla_gym.observation import decode_instruction
+from vla_gym.video import VideoGrid
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.process_group import check_same_weights
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
+from zoo.rollout.buffer import Step
 from zoo.runs.folder import REPLAY_FOLDER, RunFolder, longer
 from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
@@ -110,8 +114,6 @@ class RLTrainer(Trainer):
         cleanup.callback(file.close)
         callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
         if self.job.video_freq:
-            from zoo.training.video import TrainingVideo
-
             callbacks.append(TrainingVideo(self.job.video_freq, self.videos, fps=self._fps))
         return callbacks
 
@@ -198,3 +200,75 @@ def set_up(job: TrainJob, plan: RunPlan, cleanup: ExitStack) -> RLTrainer | Supp
         load_checkpoint(model, job.checkpoint)
     run = open_run_folder(job, model.envs, model.process_group, cleanup)
     return RLTrainer(job, plan, model, run)
+
+
+class TrainingVideo(BaseCallback):
+    """Records the first episodes that begin after every `every` simulator steps, one frame per decision.
+
+    They are this process's, with the actions that training draws. A video that is under way when the next is due is
+    finished first, and the end of training writes what there is.
+    """
+
+    model: Any
+
+    def __init__(self, every: int, folder: Path, *, fps: float) -> None:
+        super().__init__()
+        self._every = every
+        self._folder = folder
+        self._fps = fps
+        self._grid: VideoGrid | None = None
+        """The video under way."""
+
+    def _on_training_start(self) -> None:
+        num_envs, done = self.model.n_envs, self.model.num_timesteps
+        # A run that goes on may be in the middle of episodes; a new one is recorded from its start.
+        self._at_start_N = np.full(num_envs, done == 0)
+        self._recorded_at = done if done else -1
+        self._tile_N: list[int | None] = [None] * num_envs
+        self._begun = 0
+
+    def _on_rollout_start(self) -> None:
+        now = self.model.num_timesteps
+        if self._grid is None and now // self._every > self._recorded_at // self._every:
+            self._grid, self._recorded_at, self._begun = VideoGrid(), now, 0
+
+    def _on_step(self) -> bool:
+        step: Step | None = self.locals["step"]
+        if step is None:
+            return True
+        for row, env in enumerate(step.env_n.tolist()):
+            if self._grid is not None:
+                self._record(self._grid, step, row, env)
+            self._at_start_N[env] = step.done_n[row]
+        if self._grid is not None and len(self._grid) == VIDEO_EPISODES and all(tile is None for tile in self._tile_N):
+            self._write()
+        return True
+
+    def _on_training_end(self) -> None:
+        if self._grid is not None and len(self._grid):
+            self._write()
+
+    def _record(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
+        if self._at_start_N[env] and len(grid) < VIDEO_EPISODES:
+            self._tile_N[env] = self._begun
+            grid.begin(self._begun, decode_instruction(step.obs["instruction"][row]))
+            grid.add(self._begun, step.obs["image"][row], solved=False)
+            self._begun += 1
+        tile = self._tile_N[env]
+        if tile is None:
+            return
+        done = bool(step.done_n[row])
+        if step.outcome.lost_n[row]:
+            grid.drop(tile)
+        else:
+            grid.add(tile, step.outcome.obs["image"][row], solved=bool(step.outcome.success_n[row]))
+        if done:
+            self._tile_N[env] = None
+
+    def _write(self) -> None:
+        assert self._grid is not None
+        path = write_video(self._grid, self._folder / f"training_{self._recorded_at}.mp4", fps=self._fps)
+        if path is not None:
+            _logger.info(f"{self.model.num_timesteps:>10} recorded: {len(self._grid)} training episodes, {path}")
+        self._grid = None
+        self._tile_N = [None] * len(self._tile_N)

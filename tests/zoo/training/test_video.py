@@ -10,9 +10,8 @@ import pytest
 from vla_gym import make_vec
 from vla_gym.video import VideoGrid
 from zoo import GRPO, PPO
-from zoo.training import video
 from zoo.training.evaluation import VIDEO_EPISODES
-from zoo.training.video import TrainingVideo
+from zoo.training.rl_trainer import TrainingVideo
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny", "width": 32, "heads": 2}}
 
@@ -27,7 +26,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, VideoGrid]:
         found[path.name] = self
         return path
 
-    monkeypatch.setattr(video.VideoGrid, "write", write)
+    monkeypatch.setattr(VideoGrid, "write", write)
     return found
 
 
