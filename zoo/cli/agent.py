@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.protocol import with_instructions
-from vla_policies.conventions import check_lengths
 from vla_policies.registry import FAMILIES
 from vla_policies.resolver import PolicyRef
 from zoo.agents.agent import Agent
@@ -102,9 +101,6 @@ def plan_rollout(
         if policy.folder is not None:
             policy = policy.fitted(env_conventions(benchmark, options), benchmark.suite)
     else:
-        state_dim = benchmark.state_dim if options.get("state", True) else 0
-        lengths = {"state_dim": policy.declaration.state_dim, "action_dim": policy.declaration.action_dim}
-        check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
         policy.declaration.check_environment(benchmark, options)
         policy.check_acting(protocol)
     if n_timesteps is not None:
