@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import re
@@ -148,6 +149,20 @@ def recover_folders(parent: Path, *, alone: bool = False) -> None:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+
+
+def lock(handle: int, taken: str) -> bool:
+    """Lock an open file or folder until it is closed; raise `BadValue` of `taken` where another process has it locked.
+
+    Returns whether the file system has locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadValue(taken) from error
+    except OSError:
+        return False
+    return True
 
 
 def missing_folders(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from vla_policies.checkpoint_io.json_records import from_json
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import write_video
 from zoo.demonstrations.recorder import Demonstration
-from zoo.files import missing_folders, recover_folders, remove_empty
+from zoo.files import lock, missing_folders, recover_folders, remove_empty
 
 PROGRESS_PATH = "meta/vla_zoo.json"
 """Progress of the collection, and sums behind the statistics: this project's own, written last."""
@@ -36,12 +35,7 @@ def locked(root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     handle = os.open(root, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadValue(f"another process collects into '{root}'; wait until it ends, or name another -o") from error
-        except OSError:
-            pass  # a file system without locks
+        lock(handle, f"another process collects into '{root}'; wait until it ends, or name another -o")
         recover_folders(root / "meta")
         yield
     finally:

@@ -8,7 +8,6 @@ checkpoints/step_<n>/  best/  videos/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
 import re
@@ -27,7 +26,7 @@ from vla_gym.errors import BadValue, os_reason, shown
 from vla_gym.system.limits import main_memory, num_cores
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.config.settings import Options
-from zoo.files import write_text
+from zoo.files import lock, write_text
 from zoo.yaml_text import read_yaml_mapping
 
 ARGS_FILE, CONFIG_FILE, COMMAND_FILE, PROTOCOL_FILE = "args.yml", "config.yml", "command.txt", "protocol.json"
@@ -162,16 +161,9 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[bool]:
     Yields whether the file system has locks; where it has none, others may train in the run. The lock is the system's,
     on `command.txt`: it ends with the process and is not copied with the run.
     """
-    has_locks = True
     # For appending: network file systems lock only what is open for writing.
     with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadValue(f"'{run.path}' is being trained by another process; wait until it ends{instead}") from error
-        except OSError:
-            has_locks = False
-        yield has_locks
+        yield lock(file.fileno(), f"'{run.path}' is being trained by another process; wait until it ends{instead}")
 
 
 def is_of_training(name: str) -> bool:
