@@ -131,22 +131,13 @@ def evaluate_published(args: argparse.Namespace) -> int:
     print("\n".join(comparison_lines(row, measured)))
     compared = {
         "published": comparison_record(row, measured),
-        "machine": _machine(args.device),
+        "machine": describe_machine(args.device),
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "results": records,
     }
     write_or_print(output, json.dumps(compared, indent=2))
     print(f"written to {output}; to add the row: vla-zoo published --submit {quoted(output)}")
     return 0
-
-
-def _machine(name: str) -> str:
-    import torch  # which the evaluation has brought
-
-    from zoo.distributed.process_group import check_device
-
-    device = check_device(name)
-    return describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
 
 
 def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:

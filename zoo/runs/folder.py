@@ -208,11 +208,16 @@ def write_yaml(path: Path, values: Options) -> None:
     write_text(path, yaml.safe_dump(dict(values), sort_keys=False))
 
 
-def describe_machine(accelerator: str | None = None) -> str:
-    """Return cores, processor, main memory and the `accelerator`'s name: "2 cores of AMD EPYC 9B14, 23.5 GiB"."""
+def describe_machine(device: str) -> str:
+    """Return cores, processor, main memory and the GPU that `--device` means: "2 cores of AMD EPYC 9B14, 23.5 GiB"."""
+    import torch  # which the run has brought
+
+    from zoo.distributed.process_group import check_device
+
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = names[0] if names else platform.processor() or platform.machine()
     parts = [f"{num_cores()} cores of {processor}", f"{main_memory() / 2**30:.1f} GiB"]
-    return ", ".join([*parts, accelerator] if accelerator else parts)
+    found = check_device(device)
+    return ", ".join([*parts, torch.cuda.get_device_name(found)] if found.type == "cuda" else parts)

@@ -31,7 +31,6 @@ from zoo.config.settings import build_schedule
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words, will_shard
 from zoo.distributed.process_group import (
     ProcessGroup,
-    check_device,
     check_same_command,
     join,
 )
@@ -186,9 +185,7 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     if job.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
         args["gym_packages"] = asked_packages()
-    device = check_device(config.device)
-    machine = describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
-    evaluation = {"env": config.eval_env, **config.evaluation.to_json()}
+    machine, evaluation = describe_machine(config.device), {"env": config.eval_env, **config.evaluation.to_json()}
     protocol = envs.protocol() | {"machine": machine, "launch": launch_in_words(), "evaluation": evaluation}
     protocol["versions"] |= {"torch": torch.__version__}
     read_as = start_record(config, job.policy)
