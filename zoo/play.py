@@ -13,7 +13,7 @@ from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
 from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
 from zoo.config.settings import Range
-from zoo.hub.space import gradio_version
+from zoo.hub.upload import gradio_version
 
 
 def parser() -> OneLineParser:

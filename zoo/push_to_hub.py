@@ -11,8 +11,7 @@ from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
-from zoo.hub.space import publish_space, space_files
-from zoo.hub.upload import adapter_base, check_repo, default_name, publish
+from zoo.hub.upload import adapter_base, check_repo, default_name, publish, publish_space, space_files
 from zoo.runs.lookup import find_run, policy_folder
 
 
