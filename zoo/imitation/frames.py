@@ -197,9 +197,15 @@ def batches(num_frames: int, batch_size: int, generator: torch.Generator) -> Ite
 # Whether demonstrations fit the run -----------------------------------------------------------------
 
 
-def fitting(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy) -> list[Demonstration]:
-    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at; see `check_fits`."""
+def fitting(
+    groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, benchmark: Benchmark
+) -> list[Demonstration]:
+    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at.
+
+    Raise, and warn, as `check_rate` and `check_fits` do.
+    """
     for folder, group in groups.items():
+        check_rate(folder, benchmark)
         check_fits(group, policy, folder)
     return [
         replace(one, images={key: one.images[key] for key in policy.conventions.cameras})

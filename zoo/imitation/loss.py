@@ -27,7 +27,7 @@ from zoo.config.batch_plan import check_dealing
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.distributed.learner import Learner, Scorer
 from zoo.distributed.process_group import ProcessGroup, own_block
-from zoo.imitation.frames import Frames, batches, check_rate, fitting, frames_of
+from zoo.imitation.frames import Frames, batches, fitting, frames_of
 
 _STREAM = 1
 """Keeps what is drawn here apart from what a rollout of the same seed draws, whose keys have a 0 in its place."""
@@ -171,13 +171,10 @@ class DemonstrationsLoss:
         return add_gradients(learner, batch, self.process_group, self.micro_batch_size, coef=self.coef, last=False)
 
 
-def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark | None) -> Frames:
+def read_frames(folders: Sequence[Path], policy: Any, benchmark: Benchmark) -> Frames:
     """Return the frames of all demonstrations in `folders`, each with the actions that the policy learns at once.
 
     Raise `BadValue` for datasets that do not fit each other or the policy, and for a policy without an imitation loss.
     """
     groups = {folder: read_dataset(folder) for folder in folders}
-    if benchmark is not None:
-        for folder in groups:
-            check_rate(folder, benchmark)
-    return frames_of(fitting(groups, policy), policy.backbone.imitated_steps)
+    return frames_of(fitting(groups, policy, benchmark), policy.backbone.imitated_steps)

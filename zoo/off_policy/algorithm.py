@@ -30,7 +30,7 @@ from zoo.config.settings import annotations_of, check_fields
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.distributed.fsdp import will_shard
 from zoo.distributed.process_group import ProcessGroup, current_process_group
-from zoo.imitation.frames import Frames, check_rate, fitting
+from zoo.imitation.frames import Frames, fitting
 from zoo.imitation.loss import FrameBatch, add_gradients
 from zoo.off_policy.replay import Decisions, Replay
 from zoo.rollout.buffer import Step, executed_mask
@@ -219,9 +219,7 @@ class VLAOffPolicyAlgorithm(Collecting):
         demonstrations = []
         if self.replay_state is None:
             groups = {one: read_dataset(one, outcomes=True) for one in self.config.bc_folders}
-            for one in groups:
-                check_rate(one, self.envs.benchmark)
-            demonstrations = fitting(groups, self.policy) if groups else []
+            demonstrations = fitting(groups, self.policy, self.envs.benchmark)
         frames = sum(one.length for one in demonstrations)
         known = 0 if self.replay_state is None else int(self.replay_state["size"])
         layout, chunk, action_dim = self.row_shape()

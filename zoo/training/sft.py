@@ -50,7 +50,7 @@ from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_table
 from zoo.files import quoted, read_json, remove_folder
 from zoo.imitation.augmentation import Paraphrases, augmented, read_paraphrases
-from zoo.imitation.frames import Frames, batches, check_rate, fitting, frames_of
+from zoo.imitation.frames import Frames, batches, fitting, frames_of
 from zoo.imitation.loss import FrameBatch, ImitationScorer, add_gradients
 from zoo.rollout.stats import PhaseClock
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
@@ -249,8 +249,6 @@ def finetune(job: TrainJob) -> RunFolder | None:
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(run_log(writes=process_group.is_first))
-        for folder in groups:
-            check_rate(folder, benchmark)
         start_states = own_start_states(config, config.evaluated_benchmark.tasks, process_group)
         envs = make_evaluation_envs(config, len(start_states) * config.evaluation.rounds, process_group)
         cleanup.callback(envs.close)
@@ -263,7 +261,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
-        frames, demonstrations = _learned(groups, policy, policy.backbone.imitated_steps)
+        frames, demonstrations = _learned(groups, policy, benchmark)
         groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)
@@ -275,9 +273,11 @@ def finetune(job: TrainJob) -> RunFolder | None:
         return SFTTrainer(job, model, envs, run, demonstrations).train()
 
 
-def _learned(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, chunk: int) -> tuple[Frames, str]:
-    learned = fitting(groups, policy)
-    frames = frames_of(learned, chunk)
+def _learned(
+    groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, benchmark: Benchmark
+) -> tuple[Frames, str]:
+    learned = fitting(groups, policy, benchmark)
+    frames = frames_of(learned, policy.backbone.imitated_steps)
     return frames, f"{len(learned)} episodes, {len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
 
 
