@@ -257,7 +257,7 @@ class RemotePolicy:
     """
 
     def __init__(self, address: ServerAddress, declaration: Declaration) -> None:
-        self.declaration, self.conventions = declaration, declaration.conventions
+        self.declaration = self.conventions = declaration
         self.name, self.weights_sha256 = address.url, declaration.weights_sha256
         self.read_as = declaration.read_as
         self._address = address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from vla_gym.errors import BadValue
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.reading import read_text
-from vla_gym.specs import ActionSpec, Benchmark
+from vla_gym.specs import Benchmark
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.resolver import PolicyRef
 from zoo.config.settings import Options, Settings
@@ -28,8 +28,8 @@ SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """Observations and actions of one served policy: its `Conventions`, and more that clients ask for.
+class Declaration(Conventions):
+    """Observations and actions of one served policy, and more that clients ask for.
 
     Images are square, uint8 `[H, W, 3]`, one for each camera.
     """
@@ -42,21 +42,12 @@ class Declaration:
     """Environment id it was trained in, where that is known."""
     env_options: Options = field(default_factory=dict)
     """Keyword arguments of `make_vec` that give the observations it was trained on."""
-    cameras: tuple[str, ...]
-    image_size: int
-    """Side of the images, pixels."""
     any_image_size: bool = False
     """Whether images of another size are accepted and resized by the policy's own processor."""
-    state_dim: int
     state: str = ""
-    """Layout of that vector in words; "" where it is not known."""
-    chunk: int
-    """K, actions that are played before the next decision."""
+    """Layout of the proprioceptive vector in words; "" where it is not known."""
     horizon: int | None = None
     """Actions in an answer, where those are more than `chunk`; the rest is not played."""
-    action_dim: int
-    action_spec: ActionSpec | None = None
-    """None where it is not known."""
     control_hz: float | None = None
     """Actions per second of the simulator it was trained in."""
     deterministic: bool = True
@@ -69,17 +60,12 @@ class Declaration:
     """How the policy is read, and of which weights it is; `zoo.runs.evaluations.policy_record`."""
 
     def __post_init__(self) -> None:
-        _ = self.conventions  # raises
+        super().__post_init__()
         if not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE or self.answer_length < self.chunk:
             raise BadValue(
                 f"a served policy has image_size in {SMALLEST_IMAGE} .. {LARGEST_IMAGE} and horizon >= chunk, got "
                 f"{self.image_size}, and {self.horizon} of {self.chunk}"
             )
-
-    @property
-    def conventions(self) -> Conventions:
-        """The part that every policy has."""
-        return Conventions(**{one.name: getattr(self, one.name) for one in fields(Conventions)})
 
     @property
     def answer_length(self) -> int:
@@ -148,7 +134,7 @@ class Declaration:
 
     def check_environment(self, benchmark: Benchmark, options: Options) -> None:
         """Raise `BadValue` where an environment, made with `options`, is not one that this policy can act in."""
-        wanted = self.conventions.lengths | ({} if self.any_image_size else {"image_size": self.image_size})
+        wanted = self.lengths | ({} if self.any_image_size else {"image_size": self.image_size})
         state_dim = benchmark.state_dim if options.get("state", True) else 0
         check_lengths(wanted, {**options, "state_dim": state_dim, "action_dim": benchmark.action_dim})
         if self.action_spec is None:
