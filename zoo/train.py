@@ -11,7 +11,7 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from vla_gym.system.paths import check_folder
 from vla_policies.resolver import PolicyRef
-from zoo.cli.arguments import OneLineParser, add_fields
+from zoo.cli.arguments import OneLineParser, add_fields, count_or_zero
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     check_log_folder,
@@ -25,13 +25,12 @@ from zoo.cli.run_flags import (
 from zoo.cli.shared_flags import (
     add_new_run_arguments,
     add_progress_argument,
-    add_tracking_arguments,
-    add_video_arguments,
     add_worker_error_argument,
 )
 from zoo.config.algorithm_configs import ALGORITHMS, OffPolicyConfig
 from zoo.config.gym_packages import import_named_packages, import_parts
 from zoo.config.run_config import RunConfig
+from zoo.config.tracking import Tracking
 from zoo.distributed.placement import check_same_kind
 from zoo.runs.evaluations import policy_line
 from zoo.runs.folder import ARGS_FILE
@@ -68,8 +67,25 @@ def parser(
         save_freq={"metavar": "STEPS", "default": "the recipe's, else a quarter of -n"},
     )
     p.add_argument("-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder")
-    add_tracking_arguments(p)
-    add_video_arguments(p)
+    add_fields(
+        p,
+        Tracking,
+        trackers={"flags": ("--track",), "metavar": "TRACKER"},
+        project={"flags": ("--project-name", "--wandb-project-name")},
+        run_name={"flags": ("--run-name",)},
+        entity={"flags": ("--wandb-entity",), "metavar": "TEAM"},
+        group={"flags": ("--wandb-group",), "metavar": "GROUP"},
+        tags={"flags": ("-tags", "--wandb-tags"), "metavar": "TAG"},
+    )
+    p.add_argument(
+        "--video-freq",
+        type=count_or_zero,
+        default=0,
+        metavar="STEPS",
+        help="record the first nine training episodes that begin after every so many steps; 0: none (default)",
+    )
+    p.add_argument("--video-folder", metavar="DIR", help="videos in DIR/<algo>/<run>, not in videos/ of the run folder")
+    p.add_argument("--no-eval-video", action="store_true", help="do not record the last evaluation")
     add_worker_error_argument(p, default=None, restart="start it anew, its episodes are lost and not counted")
     add_progress_argument(p)
     spread = ("placement", "offload_idle", "max_staleness", "pipeline_stages", "rank_timeout")

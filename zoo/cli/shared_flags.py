@@ -14,7 +14,6 @@ from zoo.cli.arguments import (
 )
 from zoo.config.evaluation import EvalOptions
 from zoo.config.run_config import EnvOptions, PolicyOptions, RunConfig
-from zoo.config.tracking import Tracking
 
 
 def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
@@ -171,32 +170,3 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> N
         metavar="STEPS",
         help="as many episodes as last so many simulator steps when none is solved",
     )
-
-
-def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--track` and the names of a run at its trackers; rl_zoo3's flags where it has them."""
-    add_fields(
-        parser,
-        Tracking,
-        trackers={"flags": ("--track",), "metavar": "TRACKER"},
-        project={"flags": ("--project-name", "--wandb-project-name")},
-        run_name={"flags": ("--run-name",)},
-        entity={"flags": ("--wandb-entity",), "metavar": "TEAM"},
-        group={"flags": ("--wandb-group",), "metavar": "GROUP"},
-        tags={"flags": ("-tags", "--wandb-tags"), "metavar": "TAG"},
-    )
-
-
-def add_video_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of videos that training writes."""
-    parser.add_argument(
-        "--video-freq",
-        type=count_or_zero,
-        default=0,
-        metavar="STEPS",
-        help="record the first nine training episodes that begin after every so many steps; 0: none (default)",
-    )
-    parser.add_argument(
-        "--video-folder", metavar="DIR", help="videos in DIR/<algo>/<run>, not in videos/ of the run folder"
-    )
-    parser.add_argument("--no-eval-video", action="store_true", help="do not record the last evaluation")
