@@ -70,8 +70,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         return 2
     except VLAZooError as error:
         # Before processes meet each of them sees the same mistake; afterwards it may be one rank's own.
-        group = sys.modules.get("zoo.distributed.process_group")
-        met = group is not None and group.is_initialized()
+        distributed = sys.modules.get("torch.distributed")
+        met = distributed is not None and distributed.is_initialized()
         report_error(str(error), every_rank=met)
         if not met and int(os.environ.get("RANK", "0")):
             # The launcher ends the others once one has ended: rank 0, which prints for all, comes first.

@@ -238,11 +238,6 @@ def join(device: str = "auto", timeout: timedelta = HOST_TIMEOUT) -> tuple[Proce
     return _meet(wanted, timeout)
 
 
-def is_initialized() -> bool:
-    """Whether the processes of the run have met."""
-    return dist.is_initialized()
-
-
 def current_process_group() -> ProcessGroup:
     """Return all processes of the run; meets them where `join` has not."""
     return _meet(check_device("auto"), HOST_TIMEOUT)[0]
