@@ -27,7 +27,7 @@ from vla_policies.devices import built_for
 from vla_policies.loading import fresh_backbone
 from vla_policies.modules.training import GroupScaledAdamW, parameter_groups, units
 from vla_policies.registry import family_class
-from vla_policies.steering.networks import ChunkCritic, ReturnModel, critic_config
+from vla_policies.steering import ChunkCritic, ReturnModel, critic_config
 from vla_policies.types import PolicyInputs
 
 META = torch.device("meta")

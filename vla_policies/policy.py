@@ -34,7 +34,7 @@ from vla_policies.loading import build_backbone, fresh_options, save_adapter, sa
 from vla_policies.modules.training import GroupScaledAdamW, compile_blocks, parameter_groups
 from vla_policies.processing.observations import SEEN, batch_observation, observation_keys, on_device
 from vla_policies.resolver import PolicyRef, resolve_policy
-from vla_policies.steering.steering import Steering, read_steering
+from vla_policies.steering import Steering, read_steering
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs, tensors_of
 
 Observation = PyTorchObs | Mapping[str, Any]

@@ -19,7 +19,7 @@ from torch import nn
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import ObservationLayout, encode_instructions
-from vla_policies.steering.steering import NoiseActor, NoiseActorConfig, SeenByFlow
+from vla_policies.steering import NoiseActor, NoiseActorConfig, SeenByFlow
 from zoo.config.algorithm_configs import DSRLConfig
 from zoo.off_policy.algorithm import VLAOffPolicyAlgorithm
 from zoo.off_policy.replay import Replay

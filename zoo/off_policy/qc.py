@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_policies.actions.noise import SlotNoise
-from vla_policies.steering.networks import critic_config
-from vla_policies.steering.steering import BestOfN, BestOfNConfig
+from vla_policies.steering import BestOfN, BestOfNConfig, critic_config
 from zoo.config.algorithm_configs import QCConfig
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.learner import Learner, Scorer

@@ -15,8 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_policies.steering.networks import ReturnModel, critic_config
-from vla_policies.steering.steering import NEGATIVE, POSITIVE, Conditioned, ConditionedConfig, with_suffix
+from vla_policies.steering import (
+    NEGATIVE,
+    POSITIVE,
+    Conditioned,
+    ConditionedConfig,
+    ReturnModel,
+    critic_config,
+    with_suffix,
+)
 from zoo.config.algorithm_configs import RecapConfig
 from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.learner import Learner, Scorer

@@ -17,7 +17,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.flow_backbone import FIXED_NOISE_SEED
-from vla_policies.steering.steering import SeenByFlow
+from vla_policies.steering import SeenByFlow
 from zoo.off_policy.dsrl import DSRL
 from zoo.off_policy.replay import NONE
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint

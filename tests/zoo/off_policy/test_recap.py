@@ -17,7 +17,7 @@ from tests.zoo.off_policy.test_replay import FIRST, LAST, demonstration, replay_
 from vla_gym.observation import decode_instruction, encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
-from vla_policies.steering.steering import NEGATIVE, POSITIVE, Conditioned, ConditionedConfig, with_suffix
+from vla_policies.steering import NEGATIVE, POSITIVE, Conditioned, ConditionedConfig, with_suffix
 from zoo.off_policy.recap import RECAP, ahead_of, positive, returns
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
