@@ -29,8 +29,8 @@ from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.graphs import Graphs
+from vla_policies.lora_backbone import attach, merged_state
 from vla_policies.modules.feature_cache import FeatureCache
-from vla_policies.modules.lora import attach, merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.config import SIZES
@@ -219,7 +219,7 @@ class Learnt:
 
 ONCE = (
     *("vla_policies/policy.py", "rollout/collector.py", "update_metrics.py", "process_group.py"),
-    *("modules/lora.py", "rollout/minibatches.py"),
+    *("lora_backbone.py", "rollout/minibatches.py"),
 )
 """Where the host waits for decisions, for the values at a rollout's end, for an update's metrics at its end, and for a
 reference policy: whether adapters begin as no change, and its scores before the update."""

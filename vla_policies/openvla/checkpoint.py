@@ -22,9 +22,9 @@ from vla_policies.checkpoint_io.weights import (
     write_tensors,
 )
 from vla_policies.conventions import Conventions
+from vla_policies.lora_backbone import is_attached, merged_state
 from vla_policies.model_folder import ModelFolder, Request
 from vla_policies.modules.heads import ValueHead
-from vla_policies.modules.lora import is_attached, merged_state
 from vla_policies.modules.quantization import plain_state
 from vla_policies.openvla.config import PREPROCESSOR_FILE, OpenVLAConfig, Settings, read_official_files
 from vla_policies.openvla.network import PrismaticNetwork

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.modules.lora import linear_rows
+from vla_policies.lora_backbone import linear_rows
 from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.modules.training import CheckpointFn, checkpoint_fn
 from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig, TowerShape

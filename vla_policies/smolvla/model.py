@@ -18,9 +18,8 @@ from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_
 from vla_policies.checkpoint_io.weights import check_tensors, fill, read_safetensors, write_safetensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
-from vla_policies.lora_backbone import LoraBackbone
+from vla_policies.lora_backbone import LoraBackbone, merged_state
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
-from vla_policies.modules.lora import merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config

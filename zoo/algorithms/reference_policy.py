@@ -70,7 +70,7 @@ def _frozen_copy(policy: Any) -> VLAPolicy:
 
 def check_start(policy: VLAPolicy, kind: KLReference) -> None:
     """Raise `BadValue` unless the reference that `kind` names is the policy as it is now, before its first update."""
-    from vla_policies.modules.lora import is_zero  # brings peft
+    from vla_policies.lora_backbone import is_zero  # brings peft
 
     if kind == "adapter_off" and not is_zero(policy.backbone):
         raise BadValue(

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from vla_gym.errors import BadValue
+from vla_policies.lora_backbone import attach, merged_state
 from vla_policies.modules import quantization
-from vla_policies.modules.lora import attach, merged_state
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.quantization import (
     Scheme,

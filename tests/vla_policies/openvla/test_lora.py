@@ -18,8 +18,8 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
 from vla_policies.loading import load_checkpoint
+from vla_policies.lora_backbone import linear_rows
 from vla_policies.model_folder import Request
-from vla_policies.modules.lora import linear_rows
 from vla_policies.resolver import open_folder
 
 Observe = Callable[[int], dict[str, Tensor]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vla_policies.modules.lora import attach, is_zero
+from vla_policies.lora_backbone import attach, is_zero
 from vla_policies.modules.lora_config import LoraSettings
 
 
