@@ -7,11 +7,10 @@ from vla_gym import __version__
 
 if TYPE_CHECKING:
     from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-    from vla_policies.backbone import Backbone
+    from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
     from vla_policies.conventions import Conventions, check_compatible
     from vla_policies.policy import VLAPolicy
     from vla_policies.registry import FAMILIES, register_policy
-    from vla_policies.token_backbone import BackboneOutput, TokenBackbone
     from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 __all__ = [
@@ -36,12 +35,12 @@ _MODULES = {
     "ActionSample": "types",
     "ActionTokenDistribution": "actions.sampling",
     "Backbone": "backbone",
-    "BackboneOutput": "token_backbone",
+    "BackboneOutput": "backbone",
     "Conventions": "conventions",
     "Evaluation": "types",
     "PolicyInputs": "types",
     "Sampling": "actions.sampling",
-    "TokenBackbone": "token_backbone",
+    "TokenBackbone": "backbone",
     "VLAPolicy": "policy",
     "check_compatible": "conventions",
     "register_policy": "registry",

@@ -26,7 +26,7 @@ ROOMS = {
             "graphs",
             "backbone",
         ),
-        *("lora_backbone", "token_backbone", "flow_backbone", "vlm_flow"),
+        *("lora_backbone", "flow_backbone", "vlm_flow"),
         *("nano", "openvla", "pi0", "smolvla"),
         *("registry", "resolver", "loading", "steering", "footprint", "policy"),
     ),

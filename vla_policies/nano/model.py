@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import UniformBins
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import load_weights
 from vla_policies.conventions import Conventions
@@ -37,7 +37,6 @@ from vla_policies.nano.layers import (
     state_codes,
 )
 from vla_policies.processing.observations import channels_last, decode_instructions
-from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import PolicyInputs, is_padded
 
 KEPT_BYTES = GIB

@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_bytes
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-from vla_policies.backbone import Draws, Header
+from vla_policies.backbone import BackboneOutput, Draws, Header, TokenBackbone
 from vla_policies.checkpoint_io.folder import OWN_KEY, one_file
 from vla_policies.checkpoint_io.weights import fill, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
@@ -29,7 +29,6 @@ from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers
 from vla_policies.openvla.network import MLP
 from vla_policies.processing.statistics import read_statistics
-from vla_policies.token_backbone import BackboneOutput, TokenBackbone
 from vla_policies.types import ActionSample, PolicyInputs, is_padded
 
 _log = logging.getLogger(__name__)
