@@ -1,9 +1,10 @@
-"""Shared by OpenVLA and OpenVLA-OFT: network, processor, critic, loading and saving."""
+"""Shared by OpenVLA and OpenVLA-OFT: network, processor, critic; OpenVLA's folder layout, with its settings and
+conventions, read and written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,24 +12,74 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.actions.sampling import ActionCodec
+from vla_gym.specs import ActionSpec
+from vla_policies.actions.sampling import ActionCodec, Sampling
 from vla_policies.backbone import Backbone, Header
-from vla_policies.checkpoint_io.folder import ADAPTER_SETTINGS, OWN_KEY, write_json
+from vla_policies.checkpoint_io.folder import (
+    ADAPTER_SETTINGS,
+    CONFIG_FILE,
+    OWN_KEY,
+    has_weights,
+    write_json,
+    write_text,
+)
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weights import check_tensors, fill
+from vla_policies.checkpoint_io.weights import (
+    check_tensors,
+    fill,
+    read_safetensors,
+    read_shapes,
+    read_tensors,
+    write_safetensors,
+    write_tensors,
+)
 from vla_policies.conventions import Conventions
-from vla_policies.lora_backbone import LoraBackbone
+from vla_policies.lora_backbone import LoraBackbone, merged_state
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.heads import ValueHead
 from vla_policies.modules.lora_config import LoraSettings
-from vla_policies.modules.quantization import check_installed, packed
-from vla_policies.openvla import checkpoint
-from vla_policies.openvla.config import OpenVLAConfig, Settings, check_options, fresh_config, stored_dtype
+from vla_policies.modules.quantization import check_installed, packed, plain_state
+from vla_policies.openvla.config import (
+    PREPROCESSOR_FILE,
+    OpenVLAConfig,
+    Settings,
+    check_options,
+    fresh_config,
+    read_official_files,
+    stored_dtype,
+)
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork, initialise
 from vla_policies.openvla.processor import OpenVLAProcessor
-from vla_policies.processing.statistics import STATISTICS_FILE, read_statistics
+from vla_policies.processing.statistics import STATISTICS_FILE, choose_key, normaliser, read_statistics
 from vla_policies.types import PolicyInputs
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+_VALUE_PREFIX = "value_head."
+_LAST_OF_CRITIC = _VALUE_PREFIX + "mlp.4.weight"
+_ROTARY = "rotary_emb.inv_freq"
+"""Ending of tensors in old checkpoints that follow from the config."""
+LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored")
+"""LIBERO's action convention, a checkpoint's default without an environment."""
+DATA_SPECS = {
+    "libero": LIBERO_SPEC,
+    "bridge": ActionSpec(rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target", units="physical"),
+}
+"""Action convention of data sets by the beginning of their name (BridgeData V2: metres and
+roll, pitch, yaw, run by a controller that moves its last target)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings:
+    """Settings beyond the official layout with which a folder is opened the same way again."""
+
+    family: str
+    unnorm_key: str | None
+    action_dim: int
+    settings: Settings
+    sampling: Sampling
+    action_spec: ActionSpec | None
+    """Action convention that the folder was trained for."""
 
 
 class OpenVLAFamily(LoraBackbone):
@@ -100,9 +151,46 @@ class OpenVLAFamily(LoraBackbone):
 
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
+        """Header of a folder: the user's options over the folder's own settings; without those, over `makers_settings`
+        of the data set that is used, over `base_settings`."""
         check_options(request.options, cls.family)
-        found, conventions, sampling = checkpoint.resolve(model, request, cls.base_settings, cls.makers_settings)
-        return Header(cls.family, conventions, sampling, to_json(found))
+        folder, where = model.folder, f"'{model.folder}'"
+        official, preprocessor, files = read_official_files(folder, model.config)
+        own = None
+        if OWN_KEY in model.config:
+            own = from_json(OwnSettings, model.config[OWN_KEY], f"{OWN_KEY} of '{folder / CONFIG_FILE}'")
+        official["norm_stats"], trained_on = read_statistics(model.config, model.places)
+        statistics = official["norm_stats"]
+        wanted = request.unnorm_key or (own.unnorm_key if own is not None else None)
+        among = statistics if wanted else {key: statistics[key] for key in trained_on}
+        source = next((place for place in model.places if (place / STATISTICS_FILE).is_file()), folder)
+        chosen = choose_key(among, wanted, f"'{source}'", request.suite)
+        if own is None:
+            found_settings = _data_set_settings(chosen, statistics) | _critic_settings(folder)
+            base = replace(cls.base_settings, **{**found_settings, **cls.makers_settings(model, chosen)})
+        else:
+            base = own.settings
+        settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
+        config = OpenVLAConfig(
+            official=official, preprocessor=preprocessor, files=files, unnorm_key=chosen, settings=settings
+        )
+        numbers, state_dim = _dims(config, own, where)
+        dims = settings.action_dims
+        if dims is not None and (not dims or len(set(dims)) < len(dims) or not set(dims) <= set(range(numbers))):
+            raise BadValue(
+                f"action_dims of {where} must be different indices in 0 .. {numbers - 1}, one for each number that the "
+                f"environment takes, got {list(dims)}"
+            )
+        spec = request.action_spec or (own.action_spec if own is not None else None)
+        conventions = Conventions(
+            cameras=settings.cameras,
+            image_size=config.image_size,
+            state_dim=state_dim,
+            chunk=settings.chunk,
+            action_dim=numbers if dims is None else len(dims),
+            action_spec=_emitted_spec(settings, chosen, spec),
+        )
+        return Header(cls.family, conventions, Sampling() if own is None else own.sampling, to_json(config))
 
     @classmethod
     def makers_settings(cls, model: ModelFolder, unnorm_key: str | None) -> Mapping[str, Any]:
@@ -161,7 +249,15 @@ class OpenVLAFamily(LoraBackbone):
         return torch.bfloat16 if half else torch.float32
 
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        (tensors, critic), scheme = checkpoint.read_weights(folder), self.config.settings.quantization
+        scheme = self.config.settings.quantization
+        tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
+        critic = {
+            name.removeprefix(_VALUE_PREFIX): tensors.pop(name)
+            for name in list(tensors)
+            if name.startswith(_VALUE_PREFIX)
+        }
+        if (folder / VALUE_HEAD_FILE).is_file():
+            critic = read_critic(folder)
         if scheme is None:
             fill(self.network, tensors, folder, lambda _: self.weight_dtype)
         else:
@@ -187,8 +283,15 @@ class OpenVLAFamily(LoraBackbone):
         if self.has_adapter:
             # Merged, no weights are rounded any more and all of them train.
             saved = replace(saved, settings=replace(saved.settings, quantization=None, cache_features=None))
-        own_settings = checkpoint.own_settings(self.family, saved, self.conventions, config["sampling"])
-        checkpoint.save_folder(folder, saved, self.network, self.value_head, own_settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder, merged_state(self.network) if self.has_adapter else plain_state(self.network))
+        write_critic(folder, self.value_head)
+        for name, content in saved.files.items():
+            write_text(folder / name, content)
+        write_json(folder / PREPROCESSOR_FILE, saved.preprocessor, sort_keys=True)
+        write_json(folder / STATISTICS_FILE, saved.statistics, sort_keys=True)
+        own_settings = self._own_settings(saved, config["sampling"])
+        write_json(folder / CONFIG_FILE, {**saved.official, OWN_KEY: own_settings}, sort_keys=True)
         self.save_heads(folder)
 
     # Adapters -------------------------------------------------------------------------------------
@@ -205,15 +308,14 @@ class OpenVLAFamily(LoraBackbone):
         self._set(lora=settings)
 
     def load_beside(self, folder: Path) -> None:
-        if (folder / checkpoint.VALUE_HEAD_FILE).is_file():
-            fill(self.value_head, checkpoint.read_critic(folder), folder, lambda _: torch.float32)
+        if (folder / VALUE_HEAD_FILE).is_file():
+            fill(self.value_head, read_critic(folder), folder, lambda _: torch.float32)
         self.load_heads([folder], needed=False)
 
     def save_beside(self, folder: Path, config: Mapping[str, Any]) -> None:
-        checkpoint.write_critic(folder, self.value_head)
+        write_critic(folder, self.value_head)
         self.save_heads(folder)
-        own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
-        write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own_settings})
+        write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: self._own_settings(self.config, config["sampling"])})
         if self.config.statistics:
             write_json(folder / STATISTICS_FILE, self.config.statistics, sort_keys=True)
 
@@ -239,5 +341,73 @@ class OpenVLAFamily(LoraBackbone):
         self.network.requires_grad_(True)
         self.finish()
 
+    def _own_settings(self, config: OpenVLAConfig, sampling: Any) -> dict[str, Any]:
+        """The values of `OwnSettings`; `sampling` is given as JSON."""
+        spec = self.conventions.action_spec
+        return {
+            "family": self.family,
+            "unnorm_key": config.unnorm_key,
+            "action_dim": self.conventions.action_dim,
+            "settings": to_json(replace(config.settings, lora=None)),
+            "sampling": sampling,
+            "action_spec": None if spec is None else to_json(spec),
+        }
+
     def _set(self, **settings: Any) -> None:
         self.config = replace(self.config, settings=replace(self.config.settings, **settings))
+
+
+def _emitted_spec(settings: Settings, unnorm_key: str | None, wanted: ActionSpec | None) -> ActionSpec | None:
+    """The policy's action convention: the gripper is the environment's, the rest the data's."""
+    if settings.gripper == "as_is":
+        return wanted
+    data = next((spec for name, spec in DATA_SPECS.items() if (unnorm_key or "").startswith(name)), wanted)
+    if data is None or wanted is None:
+        return data or LIBERO_SPEC
+    return data if wanted.gripper == "none" else replace(data, gripper=wanted.gripper)
+
+
+def read_critic(folder: Path) -> dict[str, Tensor]:
+    """The critic's tensors, from a file of their own."""
+    tensors = read_safetensors(folder / VALUE_HEAD_FILE)
+    return {name.removeprefix(_VALUE_PREFIX): x for name, x in tensors.items()}
+
+
+def write_critic(folder: Path, value_head: ValueHead) -> None:
+    """Write the file of `read_critic`."""
+    tensors = {_VALUE_PREFIX + name: x for name, x in value_head.state_dict().items()}
+    write_safetensors(folder / VALUE_HEAD_FILE, tensors)
+
+
+def _dims(config: OpenVLAConfig, own: OwnSettings | None, where: str) -> tuple[int, int]:
+    if config.unnorm_key is None:
+        if own is None:
+            raise BadValue(
+                f"{where} has no action statistics: neither norm_stats in {CONFIG_FILE} nor {STATISTICS_FILE}"
+            )
+        return own.action_dim, 0
+
+    key, bounds = config.unnorm_key, config.settings.bounds
+    action, state = (
+        len(normaliser(config.statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A) if read else 0
+        for part, read in (("action", True), ("proprio", config.settings.use_state))
+    )
+    return action, state
+
+
+def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a data set in the evaluation scripts of openvla and openvla-oft."""
+    if key is None:
+        return {}
+    mask = statistics[key].get("action", {}).get("mask")
+    settings: dict[str, Any] = {}
+    if mask and len(mask) == 7 and not mask[-1]:
+        settings["gripper"] = "zero_to_one_opens"
+    if key.startswith("libero"):
+        settings |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
+    return settings
+
+
+def _critic_settings(folder: Path) -> dict[str, Any]:
+    last = read_shapes(folder).get(_LAST_OF_CRITIC) if has_weights(folder) else None
+    return {} if last is None else {"value_outputs": last.shape[0]}

@@ -10,7 +10,7 @@ import numpy as np
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark
-from vla_policies.openvla.checkpoint import LIBERO_SPEC
+from vla_policies.openvla.family import LIBERO_SPEC
 
 PLAYED: list[np.ndarray] = []
 """Actions of all episodes since the list was emptied."""
