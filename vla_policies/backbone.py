@@ -395,8 +395,7 @@ class TokenBackbone(Backbone):
         )
 
     def value(self, inputs: PolicyInputs) -> Tensor:
-        output: BackboneOutput = self(inputs)
-        return output.value_B.to(torch.float32)
+        return self(inputs).value_B.to(torch.float32)
 
     def distribution_of(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
         """The distribution over chunks that a forward pass gave."""

@@ -250,10 +250,9 @@ def _memory_efficient(
     if attn_mask is not None:
         bias = torch.empty(attn_mask.shape, dtype=query.dtype, device=META).expand(*query.shape[:3], key.shape[2])
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    out: Tensor = _ATEN._scaled_dot_product_efficient_attention(
+    return _ATEN._scaled_dot_product_efficient_attention(
         query, key, value, bias, tracked, dropout_p, is_causal, scale=scale
     )[0]
-    return out
 
 
 def _repeated(x: Tensor, batch: int) -> Tensor:

@@ -65,5 +65,4 @@ def family_class(family: str) -> type[Backbone]:
     if family not in FAMILIES:
         raise unknown_name("policy family", family, FAMILIES)
     module, _, name = FAMILIES[family].partition(":")
-    found: type[Backbone] = getattr(import_module(module), name)
-    return found
+    return getattr(import_module(module), name)

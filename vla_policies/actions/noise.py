@@ -95,8 +95,7 @@ class SlotNoise(CounterNoise):
         first, last = int(self.slot_N.min()), int(self.slot_N.max())
         counter = [first * blocks, call, self.decision[1], self.decision[0]]
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
-        drawn: np.ndarray = generator.random((last - first + 1, blocks * _BLOCK))[self.slot_N - first, :wanted]
-        return drawn
+        return generator.random((last - first + 1, blocks * _BLOCK))[self.slot_N - first, :wanted]
 
 
 class EpisodeDecision(NamedTuple):

@@ -53,8 +53,7 @@ def read_once(path: Path, reader: Callable[[Path], _Content]) -> _Content:
     key = (reader.__name__, path)
     if key not in read:
         read[key] = reader(path)
-    content: _Content = read[key]
-    return content
+    return read[key]
 
 
 def read_settings(path: Path) -> dict[str, Any]:

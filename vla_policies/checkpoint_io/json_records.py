@@ -28,8 +28,7 @@ _TYPE_NAMES: dict[Any, tuple[str, str]] = {
 
 def to_json(record: Any) -> dict[str, Any]:
     """Return the record's fields as plain JSON values: nested records become objects, tuples lists."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(record)))
-    return values
+    return json.loads(json.dumps(asdict(record)))
 
 
 def from_json(cls: type[Record], values: Mapping[str, Any], where: str, *, others: bool = False) -> Record:

@@ -36,8 +36,7 @@ class FusedLoraLinear(LoraLinear):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """`[..., in]` to `[..., out]`."""
         if args or kwargs or not self.runs_fused(x):
-            out: Tensor = super().forward(x, *args, **kwargs)
-            return out
+            return super().forward(x, *args, **kwargs)
         return _fused((self,), x)[0]
 
     def runs_fused(self, x: Tensor) -> bool:
@@ -87,8 +86,7 @@ def _fused(layers: Sequence[FusedLoraLinear], x: Tensor) -> Sequence[Tensor]:
     scales = tuple(part[4] for part in parts)
     if torch.is_grad_enabled():
         layers[0].forget()
-        outs: tuple[Tensor, ...] = _FusedLora.apply(x, scales, *(tensor for part in parts for tensor in part[:4]))
-        return outs
+        return _FusedLora.apply(x, scales, *(tensor for part in parts for tensor in part[:4]))
     # One name for each number of layers: a layer may run alone, too.
     down = layers[0].kept(f"down{len(layers)}", [part[2] for part in parts], x.dtype)
     ups = [layer.kept("up", [part[3]], x.dtype) for layer, part in zip(layers, parts, strict=True)]

@@ -53,8 +53,7 @@ class ActionProjections(nn.Module):
 
     def velocity(self, hidden_BQE: Tensor, horizon: int) -> Tensor:
         """The velocity `[B, H, D]` of the last `horizon` tokens."""
-        velocity_BHD: Tensor = self.action_out_proj(hidden_BQE[:, -horizon:])
-        return velocity_BHD
+        return self.action_out_proj(hidden_BQE[:, -horizon:])
 
 
 class FlowHead(ActionProjections):

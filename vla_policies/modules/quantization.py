@@ -60,8 +60,7 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., I]` to `[..., O]`."""
-        out: Tensor = _Product.apply(input, self)
-        return out
+        return _Product.apply(input, self)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
         """As `nn.Module`, but scales stay float32."""
@@ -117,8 +116,7 @@ def dequantize(codes: Tensor, scale: Tensor, shape: tuple[int, int], scheme: Sch
 
 def stored(layer: Any) -> Tensor | QuantizedLinear:
     """The weight of a linear layer as it is kept: a quantised layer stands for its own."""
-    found: Tensor | QuantizedLinear = layer if isinstance(layer, QuantizedLinear) else layer.weight
-    return found
+    return layer if isinstance(layer, QuantizedLinear) else layer.weight
 
 
 def restored(weight: Tensor | QuantizedLinear) -> Tensor:
