@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import huggingface_hub  # loads its parts when they are used
+
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object, user_path
 
@@ -51,10 +53,8 @@ def parse_hub_id(name: str) -> HubId | None:
 
 def fetch(hub: HubId, *, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
     """Return the folder with the repository's files that match; downloaded once, then from the cache, also offline."""
-    from huggingface_hub import snapshot_download
-
     folder = call(
-        lambda: snapshot_download(
+        lambda: huggingface_hub.snapshot_download(
             hub.repo, revision=hub.revision, allow_patterns=list(allow), ignore_patterns=list(ignore)
         ),
         f"'{hub.repo}' is no folder here and could not be fetched from the Hugging Face Hub"
@@ -65,11 +65,9 @@ def fetch(hub: HubId, *, allow: Sequence[str], ignore: Sequence[str] = ()) -> Pa
 
 def cached(hub: HubId) -> Path | None:
     """Return the folder of a policy that was fetched whole; None where a file of its weights is not here."""
-    from huggingface_hub import snapshot_download
-
     try:
         folder = Path(
-            snapshot_download(
+            huggingface_hub.snapshot_download(
                 hub.repo,
                 revision=hub.revision,
                 allow_patterns=list(POLICY_FILES),
@@ -96,12 +94,11 @@ def local_folder(name: str, revision: str | None = None) -> Path | None:
 
 def policy_size(hub: HubId) -> int:
     """Return the bytes of the files that `fetch` would bring for a policy; raises `BadValue` like `call`."""
-    from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects
 
     # One request, which the client does not repeat: without a network the answer comes at once.
     info = call(
-        lambda: HfApi().model_info(hub.repo, revision=hub.revision, files_metadata=True),
+        lambda: huggingface_hub.HfApi().model_info(hub.repo, revision=hub.revision, files_metadata=True),
         f"'{hub.repo}' cannot be listed",
     )
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
@@ -134,8 +131,6 @@ def reason(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    from huggingface_hub import get_token
-
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -152,7 +147,7 @@ def _reason(error: BaseException) -> str:
         )
     answers = (getattr(getattr(cause, "response", None), "status_code", None) for cause in chain)
     status = next((int(code) for code in answers if code is not None), None)
-    if status == 401 and get_token() is None:
+    if status == 401 and huggingface_hub.get_token() is None:
         return "it does not exist or is private, and there is no token: run `hf auth login` or set HF_TOKEN"
     if status is not None:
         return _STATUS.get(status) or f"{endpoint()} answered {status}: {first}"
