@@ -21,11 +21,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 
-FlowScheme = Literal["flow_sde", "flow_cps", "flow_noise"]
-"""Source of a decision's randomness; see `FlowSettings.scheme`."""
 Joint = Literal["sum", "mean"]
-EvalNoise = Literal["fixed", "random"]
-
 
 MOST_NOISE = 1000
 """Largest `noise_level`; an action is of order 1."""
@@ -38,7 +34,7 @@ class FlowSettings:
 
     num_steps: int = 4
     """J, denoising steps of a decision."""
-    scheme: FlowScheme = "flow_sde"
+    scheme: Literal["flow_sde", "flow_cps", "flow_noise"] = "flow_sde"
     """"flow_sde": one step, drawn per sample, adds noise of a fixed size, the others follow the ODE; "flow_cps": the
     same with other sizes, see `flow_cps_law`; "flow_noise": every step adds noise whose size a small network learns."""
     noise_level: float = 0.5
@@ -51,7 +47,7 @@ class FlowSettings:
     the (J + 1)-th root of the true one, and a clip range that much looser)."""
     last_step_random: bool = True
     """Whether Flow-SDE may choose the last step, the one with the least noise (Flow-CPS never does)."""
-    eval_noise: EvalNoise = "fixed"
+    eval_noise: Literal["fixed", "random"] = "fixed"
     """Start of a decision that is not sampled: "fixed", one noise for all observations, so that equal observations
     give equal actions; "random", fresh noise for every decision, as published programs of pi0, pi0.5 and SmolVLA."""
 
