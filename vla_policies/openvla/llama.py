@@ -9,6 +9,7 @@ computes what transformers' does with half the kernels: one for a norm, queries 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,7 +157,7 @@ class Segment:
     """Without a mask: each token attends only to those before it (True) or to all (False)."""
 
 
-def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
+def build_llama(text_config: Mapping[str, Any]) -> LlamaForCausalLM:
     """The language model of an OpenVLA `text_config`, which has only differences from the defaults."""
     values = {key: value for key, value in text_config.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = LlamaConfig(**values)

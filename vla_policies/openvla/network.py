@@ -180,10 +180,8 @@ class PrismaticNetwork(nn.Module):
         super().__init__()
         towers = config.towers
         self.vision_backbone = VisionBackbone(towers)
-        text_config = dict(config.official["text_config"])
-        self.language_model = build_llama(text_config)
-        width = self.language_model.config.hidden_size
-        self.projector = Projector(sum(tower.width for tower in towers), width, fused=len(towers) > 1)
+        self.language_model = build_llama(config.official["text_config"])
+        self.projector = Projector(sum(tower.width for tower in towers), self.width, fused=len(towers) > 1)
         self.first_action_id = config.first_action_id
         self.recompute = bool(config.settings.recompute)
         self.freeze_unused()
