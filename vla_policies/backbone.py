@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionCodec, ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.checkpoint_io.json_records import to_json
 from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
 from vla_policies.conventions import Conventions
 from vla_policies.devices import for_gpu
@@ -129,9 +130,9 @@ class Backbone(nn.Module, ABC):
         those of the published network."""
         return dict(options)
 
-    @abstractmethod
     def config_json(self) -> dict[str, Any]:
-        """Plain JSON values from which `from_config` builds this network."""
+        """Plain JSON values from which `from_config` builds this network: the fields of its `config`."""
+        return to_json(self.config)
 
     # Folders that others published ----------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.flow import (
@@ -53,13 +53,15 @@ class Denoised:
 
 
 class FlowBackbone(Backbone):
-    """Continuous chunks by denoising: subclasses implement `encode`, `denoise`, `learned_std`, `value_of`, `to_env`.
+    """Continuous chunks by denoising: subclasses implement `encode`, `denoise`, `value_of`, `to_env`.
 
     `horizon` is H, the actions predicted at once (at least K), and `flow_width` D, the numbers per action
     of the network (at least A). Log-probabilities are those of the first K actions and A dims.
     """
 
     continuous: ClassVar[bool] = True
+    noise_head: nn.Module | None
+    """Network of Flow-Noise's standard deviations; None with another scheme."""
 
     def __init__(self, conventions: Conventions, flow: FlowSettings, *, horizon: int, flow_width: int) -> None:
         super().__init__(conventions)
@@ -83,16 +85,17 @@ class FlowBackbone(Backbone):
         """The velocity at `x_BHD` and `time_B`, both float32."""
 
     @abstractmethod
-    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
-        """Standard deviation of a Flow-Noise step, float32 `[B, H, D]`."""
-
-    @abstractmethod
     def value_of(self, context: Any) -> Tensor:
         """State values, float32 `[B]`."""
 
     @abstractmethod
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         """Denoised chunks to environment actions, float32 `[B, K, A]` in [-1, 1]."""
+
+    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
+        """Standard deviation of a Flow-Noise step, float32 `[B, H, D]`."""
+        assert self.noise_head is not None
+        return self.noise_head(hidden_BHE)
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
         """Inverse of `to_env` for K to H actions, `[B, H, D]`, for imitation; zero after them and in padding dims."""

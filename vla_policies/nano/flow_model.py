@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_policies.actions.flow import FlowSettings, gaussian_velocity
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
 from vla_policies.modules.heads import FlowHead, NoiseHead
@@ -93,9 +93,6 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
         return cls(conventions, from_json(NanoFlowConfig, config, where))
 
-    def config_json(self) -> dict[str, Any]:
-        return to_json(self.config)
-
     def value_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.value_reader.parameters()
         yield from self.value_head.parameters()
@@ -126,10 +123,6 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         velocity_BHD = self.head.velocity(hidden_BHE, self.horizon).float()
         start_BHD = gaussian_velocity(x_BHD, time_B, self.config.trunk.initial_std)
         return Denoised(start_BHD + velocity_BHD, hidden_BHE.float())
-
-    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
-        assert self.noise_head is not None
-        return self.noise_head(hidden_BHE)
 
     def value_of(self, context: NanoContext) -> Tensor:
         query_BQD = self.value_head.query + context.encoding.places_BD[:, None]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import UniformBins
 from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import load_weights
 from vla_policies.conventions import Conventions
 from vla_policies.devices import upload
@@ -253,9 +253,6 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
         return cls(conventions, from_json(NanoConfig, config, where))
-
-    def config_json(self) -> dict[str, Any]:
-        return to_json(self.config)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_reader is not None:

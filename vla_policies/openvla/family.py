@@ -207,9 +207,6 @@ class OpenVLAFamily(LoraBackbone):
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"dtype": dtype}
 
-    def config_json(self) -> dict[str, Any]:
-        return to_json(self.config)
-
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
 

@@ -156,9 +156,6 @@ class VLMFlowBackbone(FlowBackbone):
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"vlm_dtype": dtype}
 
-    def config_json(self) -> dict[str, Any]:
-        return to_json(self.config)
-
     @property
     def learning(self) -> FlowLearning:
         """Heads and trainable parts."""
@@ -195,10 +192,6 @@ class VLMFlowBackbone(FlowBackbone):
         action_BKA = self.processor.from_env(action_BKA, inputs)
         missing = (self.flow_width - action_BKA.shape[2], self.horizon - action_BKA.shape[1])
         return functional.pad(action_BKA, (0, missing[0], 0, missing[1]))
-
-    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
-        assert self.noise_head is not None
-        return self.noise_head(hidden_BHE)
 
     def value_of(self, context: Context) -> Tensor:
         detached, feature_BW = self.learning.detach_value, context.feature_BW
