@@ -21,7 +21,7 @@ from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
 from vla_policies.backbone import BackboneOutput, Draws, Header, TokenBackbone
 from vla_policies.checkpoint_io.folder import OWN_KEY, one_file
 from vla_policies.checkpoint_io.weights import fill, read_pt, read_safetensors, write_safetensors
-from vla_policies.conventions import Conventions
+from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.devices import upload
 from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.openvla.config import OpenVLAConfig, Settings
@@ -42,8 +42,6 @@ HEAD_FILES, PROJECTOR_FILES = "action_head--*.pt", "proprio_projector--*.pt"
 """Files of the makers' own heads."""
 FILM_FILES = "vision_backbone--*.pt"
 """Image towers that read the instruction (FiLM), in place of those among the weights."""
-LIBERO_CAMERAS = ["image", "wrist_image"]
-"""Cameras of the official LIBERO fine-tunes with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
 OFT_NAME = r"(?i)openvla[-_]?(7b[-_])?oft"
 """In the names of published checkpoints: moojink/openvla-7b-oft-finetuned-*, Haozhan72/Openvla-oft-SFT-*,
 RLinf/RLinf-OpenVLAOFT-*."""
@@ -114,7 +112,8 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             options["use_state"] = True
             trained_on = read_statistics(model.config, model.places)[1]
             if trained_on and all(key.startswith("libero") for key in trained_on):
-                options["cameras"] = LIBERO_CAMERAS
+                # Official LIBERO fine-tunes with a state projector have both (openvla-oft 213c5ff8, LIBERO.md).
+                options["cameras"] = list(CAMERA_KEYS)
         return replace(facts, trained_options=options)
 
     @classmethod
