@@ -10,6 +10,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -72,7 +73,6 @@ class VLMFlowBackbone(FlowBackbone):
             if flow.scheme == "flow_noise"
             else None
         )
-        self._processor: FlowProcessor | None = None
         self._reset_cache()
 
     # Implemented by families --------------------------------------------------------------------------
@@ -161,17 +161,15 @@ class VLMFlowBackbone(FlowBackbone):
         """Heads and trainable parts."""
         return self.config.learning
 
-    @property
+    @cached_property
     def processor(self) -> FlowProcessor:
         """Observation to inputs, denoised chunks to actions."""
-        if self._processor is None:
-            self._processor = self._build_processor()
-        return self._processor
+        return self._build_processor()
 
     def _loaded(self, folder: Path) -> None:
         """With weights in place: build the processor, which says what the folder lacks, and drop kept prefixes."""
         self._reset_cache()
-        self._processor = None
+        vars(self).pop("processor", None)
         if torch.get_default_device().type != "meta":
             preprocessing = self.processor.preprocessing
             if preprocessing.action is None and preprocessing.tokenizer != WORDS:
