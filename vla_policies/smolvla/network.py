@@ -268,17 +268,14 @@ class Expert(nn.Module):
         place_H = torch.arange(num_actions, device=device)
         start_B1 = memory.mask_BL.long().sum(dim=1, keepdim=True)
         head_dim = self.shape.expert.head_dim
-        joint_rotary = rotary_embedding(start_B1 + place_H, head_dim, torch.float32)
-        cross_rotary = rotary_embedding(place_H[None], head_dim, torch.float32)
         cross_mask = memory.mask_BL[:, None, None].expand(-1, 1, num_actions, -1)
         causal = (place_H[:, None] >= place_H).expand(len(x_BHE), 1, -1, -1)
-        joint_mask = torch.cat([cross_mask, causal], dim=-1)
+        joint = rotary_embedding(start_B1 + place_H, head_dim, torch.float32), torch.cat([cross_mask, causal], dim=-1)
+        cross = rotary_embedding(place_H[None], head_dim, torch.float32), cross_mask
         run = checkpoint_fn(recompute=self.recompute)
         for layer, read in zip(self.layers, memory.layers, strict=True):
-            if isinstance(layer, CrossLayer):
-                x_BHE, _ = run(layer, x_BHE, cross_rotary, cross_mask, read)
-            else:
-                x_BHE, _ = run(layer, x_BHE, joint_rotary, joint_mask, read)
+            rotary, mask = cross if isinstance(layer, CrossLayer) else joint
+            x_BHE, _ = run(layer, x_BHE, rotary, mask, read)
         return self.norm(x_BHE)
 
 
