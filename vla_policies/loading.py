@@ -30,8 +30,7 @@ def build_backbone(
 
     A checkpoint that does not fit the spaces raises.
     """
-    spec = ref.request.action_spec
-    wanted = conventions_of(observation_space, action_space, spec)
+    wanted = conventions_of(observation_space, action_space, ref.request.action_spec)
     if ref.fresh:
         return fresh_backbone(ref.family, wanted, ref.request.options), Sampling()
     return load_checkpoint(ref.fetched().fitted(wanted, ref.request.suite))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -70,8 +69,7 @@ class OpenVLABackbone(OpenVLAFamily):
         dims = self.conventions.action_dim
         x_BLD, cache = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
         hidden_BD = self._last_hidden(prompt, x_BLD)
-        draw = partial(ActionTokenDistribution.draw, deterministic=deterministic, noise=noise)
-        token_BA = self._generate(prompt, cache, hidden_BD, sampling, draw)
+        token_BA = self._generate(prompt, cache, hidden_BD, sampling, deterministic=deterministic, noise=noise)
         _, distribution = self._teacher_forced(prompt, token_BA, sampling, (cache, hidden_BD))
         token_BKA = token_BA[:, None]
         return ActionSample(
@@ -126,7 +124,9 @@ class OpenVLABackbone(OpenVLAFamily):
         cache: KVCache,
         hidden_BD: Tensor,
         sampling: Sampling,
-        draw: Callable[[ActionTokenDistribution], Tensor],
+        *,
+        deterministic: bool,
+        noise: Noise,
     ) -> Tensor:
         """Tokens `[B, A]`, each drawn given those before it."""
         tokens: list[Tensor] = []
@@ -137,7 +137,7 @@ class OpenVLABackbone(OpenVLAFamily):
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
             drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
-            tokens.append(draw(drawn)[:, 0, 0])
+            tokens.append(drawn.draw(deterministic, noise)[:, 0, 0])
         return torch.stack(tokens, dim=1)
 
     def _suffix(self, prompt: Prompt, token_BT: Tensor, after: int) -> Segment:

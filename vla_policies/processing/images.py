@@ -22,7 +22,6 @@ CROP_AREA = 0.9
 """Part of the area that a centre crop keeps, as in the random-crop augmentation of LIBERO fine-tunes."""
 
 _PILLOW_BITS = 22
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def antialiased_taps(size_in: int, size_out: int, kernel: Callable[[float], floa
 
 
 @lru_cache(maxsize=64)
-def crop_rows(size_in: int, size_out: int, device: torch.device = _CPU) -> tuple[Tensor, Tensor, Tensor]:
+def crop_rows(size_in: int, size_out: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The rows on both sides of each output row of the central crop, and the share of the second.
 
     In float32 throughout, as in TensorFlow: a share that differs in its last bit moves a grey level.
