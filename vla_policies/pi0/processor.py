@@ -117,19 +117,16 @@ def paligemma_encoder(folder: Path | None) -> Encode:
 
 
 def resize_with_pad(image_BCHW: Tensor, size: int) -> Tensor:
-    """Bilinear, aspect kept, black around it: uint8, or floats in [-1, 1]; `[B, C, size, size]`.
+    """Bilinear, aspect kept, black around it: floats in [-1, 1], `[B, C, size, size]`.
 
     As in openpi's `resize_with_pad_torch`: no antialiasing, the odd pixel of the padding at the bottom or right.
     """
     height, width = image_BCHW.shape[2:]
     if (height, width) == (size, size):
         return image_BCHW
-    new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
+    new_height, new_width, padding = _fit(height, width, size)
     resized = functional.interpolate(image_BCHW, (new_height, new_width), mode="bilinear", align_corners=False)
-    if image_BCHW.dtype != torch.uint8:
-        resized = resized.clamp(-1.0, 1.0)
-    black = 0 if image_BCHW.dtype == torch.uint8 else -1.0
-    return functional.pad(resized, (left, right, top, bottom), value=black)
+    return functional.pad(resized.clamp(-1.0, 1.0), padding, value=-1.0)
 
 
 def resize_pil(image_BHWC: Tensor, size: int) -> Tensor:
@@ -137,8 +134,8 @@ def resize_pil(image_BHWC: Tensor, size: int) -> Tensor:
     height, width = image_BHWC.shape[1:3]
     if (height, width) == (size, size):
         return image_BHWC
-    new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
-    return functional.pad(resize_bilinear(image_BHWC, new_height, new_width), (0, 0, left, right, top, bottom))
+    new_height, new_width, padding = _fit(height, width, size)
+    return functional.pad(resize_bilinear(image_BHWC, new_height, new_width), (0, 0, *padding))
 
 
 def _fit(height: int, width: int, size: int) -> tuple[int, int, tuple[int, int, int, int]]:

@@ -37,8 +37,6 @@ def test_pixels_are_exact(golden: Golden) -> None:
 
 def test_resize_with_pad_is_exact(golden: Golden) -> None:
     image_BCHW = golden.tensors["resize.input_uint8"].permute(2, 0, 1)[None]
-    got = resize_with_pad(image_BCHW, 56)[0].permute(1, 2, 0)
-    assert torch.equal(got, golden.tensors["resize.out_uint8"])
     got = resize_with_pad(image_BCHW.float() / 255.0 * 2.0 - 1.0, 56)[0].permute(1, 2, 0)
     assert_close(got, golden.tensors["resize.out_float"], 1e-6)
 
