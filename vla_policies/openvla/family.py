@@ -39,7 +39,7 @@ from vla_policies.model_folder import FolderFacts, ModelFolder, Request
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.heads import ValueHead
 from vla_policies.modules.lora_config import LoraSettings
-from vla_policies.modules.quantization import check_installed, packed, plain_state
+from vla_policies.modules.quantization import check_installed, packed
 from vla_policies.openvla.config import (
     PREPROCESSOR_FILE,
     OpenVLAConfig,
@@ -281,7 +281,7 @@ class OpenVLAFamily(LoraBackbone):
             # Merged, no weights are rounded any more and all of them train.
             saved = replace(saved, settings=replace(saved.settings, quantization=None, cache_features=None))
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder, merged_state(self.network) if self.has_adapter else plain_state(self.network))
+        write_tensors(folder, merged_state(self.network))
         write_critic(folder, self.value_head)
         for name, content in saved.files.items():
             write_text(folder / name, content)

@@ -149,8 +149,7 @@ class SmolVLABackbone(LoraBackbone, VLMFlowBackbone):
         self._loaded(folder)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
-        tensors = merged_state(self.policy) if self.has_adapter else self.policy.state_dict()
-        checkpoint.write_folder(folder, self.config, self.conventions, tensors)
+        checkpoint.write_folder(folder, self.config, self.conventions, merged_state(self.policy))
         self.save_beside(folder, config)
 
     def _heads(self) -> dict[str, Tensor]:
