@@ -116,7 +116,7 @@ class LoraBackbone(Backbone):
     def adapter_off(self) -> Iterator[None]:
         """As the base class's; which parameters train is the same before and after."""
         layers = [layer for layer in self.adapted.modules() if isinstance(layer, LoraLayer)]
-        trained = [parameter for parameter in self.adapted.parameters() if parameter.requires_grad]
+        trains = {parameter: parameter.requires_grad for parameter in self.adapted.parameters()}
         self.adapters_on = False
         try:
             for layer in layers:
@@ -126,9 +126,8 @@ class LoraBackbone(Backbone):
             for layer in layers:
                 layer.enable_adapters(True)
             # peft sets `requires_grad` by its own rule.
-            self.adapted.requires_grad_(False)
-            for parameter in trained:
-                parameter.requires_grad_(True)
+            for parameter, trained in trains.items():
+                parameter.requires_grad_(trained)
             self.adapters_on = True
 
     def merge_adapter(self) -> None:
