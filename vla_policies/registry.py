@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the class brings torch, which names are checked without
     from vla_policies.backbone import Backbone
 
 FAMILIES: dict[str, str] = {
+    **{point.name: point.value for point in entry_points(group="vla_zoo.policies")},
     "nano": "vla_policies.nano.model:NanoBackbone",
     "openvla": "vla_policies.openvla.policy:OpenVLABackbone",
     "openvla-oft": "vla_policies.openvla.oft:OpenVLAOFTBackbone",
@@ -23,7 +24,6 @@ FAMILIES: dict[str, str] = {
     "smolvla": "vla_policies.smolvla.model:SmolVLABackbone",
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
-FAMILIES = {**{point.name: point.value for point in entry_points(group="vla_zoo.policies")}, **FAMILIES}
 
 PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
     "openvla": ("openvla-oft", "openvla"),
