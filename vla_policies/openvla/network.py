@@ -41,8 +41,7 @@ class VisionTower(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, 4, shape.width))
         self.blocks = nn.ModuleList(TowerBlock(shape) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, eps=1e-6)
-        if not shape.dino:
-            self.attn_pool = AttentionPool(shape)
+        self.attn_pool = None if shape.dino else AttentionPool(shape)
         self.num_prefix = 5 if shape.dino else 0
 
     def forward(self, pixels_BCHW: Tensor, run_block: CheckpointFn) -> Tensor:
@@ -57,8 +56,8 @@ class VisionTower(nn.Module):
 
     def unused_parameters(self) -> list[nn.Parameter]:
         """Weights that no output depends on."""
-        modules = [self.blocks[-1], self.norm] + ([self.attn_pool] if hasattr(self, "attn_pool") else [])
-        return [parameter for module in modules for parameter in module.parameters()]
+        modules = (self.blocks[-1], self.norm, self.attn_pool)
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
 
 class PatchEmbed(nn.Module):
