@@ -99,9 +99,9 @@ import sys
 import mujoco, numpy as np
 from vla_gym.adapters.libero.compile import bddl_file
 from vla_gym.adapters.libero.goals import goal_satisfied
-from vla_gym.adapters.libero.tasks import libero_benchmark
+from vla_gym.registry import find_benchmark
 from vla_gym.adapters.libero.upstream import make_domain, read_goal
-task = libero_benchmark(sys.argv[1]).tasks[0]
+task = find_benchmark(sys.argv[1]).tasks[0]
 domain = make_domain(bddl_file(task.suite, task.name))
 model, data = domain.sim.model._model, domain.sim.data._data
 goal = read_goal(domain)
