@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass
 
 STEPS_PER_CORE = 92.7 / 2
-"""LIBERO control steps per second and core, images included: docs/libero.md, two slots on two cores."""
+"""LIBERO control steps per second and core, images included, two slots on two cores:
+experiments/2026-11-libero-rendering-speed.md."""
 WORKER_GB, SLOT_GB = 2.2, 0.4
-"""Memory of a simulator worker with one slot, and of each further slot: docs/libero.md."""
+"""Memory of a simulator worker with one slot, and of each further slot, as first measured; docs/libero.md has less."""
 BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
 """Of the network, and of adapters of rank 32 with the critic: docs/models.md, Memory."""
 LORA_BYTES, FULL_BYTES, REDUCED_BYTES = 4, 2, 4
