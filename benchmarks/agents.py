@@ -69,10 +69,6 @@ class AgentRecipe:
     """More of `zoo.collect` alone, e.g. start states."""
     sft_params: Sequence[str] = ()
     """More of `zoo.sft` alone."""
-    batch_size: int = 0
-    """Frames of an update of `zoo.sft`; 0: its default."""
-    learning_rate: float = 0.0
-    """Of `zoo.sft`; 0: its default."""
     privileged_coef: float = 0.0
     """`--privileged-coef` of `zoo.sft`."""
     paraphrases: str = ""
@@ -134,11 +130,7 @@ class Workshop:
             *learned,
             "-n",
             recipe.sft_updates,
-            *flags_of(
-                batch_size=recipe.batch_size,
-                learning_rate=recipe.learning_rate,
-                privileged_coef=recipe.privileged_coef,
-            ),
+            *flags_of(privileged_coef=recipe.privileged_coef),
             *(() if recipe.words_updates else others),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
