@@ -124,12 +124,17 @@ class Page:
         return str(self.run("document.body.innerText"))
 
     def click(self, selector: str) -> None:
-        """Click the middle of the first such element."""
+        """Click the middle of the first such element, once it stands still: a loading image moves what is below."""
         self.wait(f"document.querySelector({selector!r})")
-        place = self.run(
-            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
-            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+        still = (
+            f"(async () => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
+            "const place = () => { const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] };"
+            "const before = place(); await new Promise(done => setTimeout(done, 50));"
+            "return String(place()) == String(before) && before })()"
         )
+        end = time.monotonic() + 20
+        while not (place := self.run(still)):
+            assert time.monotonic() < end, f"{selector} does not stand still"
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 

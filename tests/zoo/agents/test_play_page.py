@@ -40,6 +40,8 @@ def played(folder: Path, *flags: str) -> Iterator[Page]:
             with browser() as page:
                 page.open(address)
                 page.wait("document.querySelector('#robot img')")
+                # Gradio shows its components before it hears their buttons; its load event comes after both.
+                page.wait("performance.getEntriesByType('resource').some(e => e.name.includes('/queue/data'))")
                 yield page
         finally:
             process.send_signal(signal.SIGINT)
