@@ -126,17 +126,16 @@ class Page:
     def click(self, selector: str) -> None:
         """Click the middle of the first such element, once it stands still: a loading image moves what is below."""
         self.wait(f"document.querySelector({selector!r})")
-        still = (
-            f"(async () => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
-            "const place = () => { const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] };"
-            "const before = place(); await new Promise(done => setTimeout(done, 50));"
-            "return String(place()) == String(before) && before })()"
+        place = (
+            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
+            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
         )
-        end = time.monotonic() + 20
-        while not (place := self.run(still)):
-            assert time.monotonic() < end, f"{selector} does not stand still"
+        before, now = None, self.run(place)
+        while now != before:
+            time.sleep(0.05)
+            before, now = now, self.run(place)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", type=kind, x=now[0], y=now[1], button="left", clickCount=1)
 
     def type(self, selector: str, text: str) -> None:
         """Replace the text of a field."""
