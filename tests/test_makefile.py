@@ -19,10 +19,7 @@ chmod +x "$folder"/bin/*
 echo made >> made
 """
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(shutil.which("make") is None, reason="no make"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(shutil.which("make") is None, reason="no make")]
 
 
 @pytest.fixture

@@ -13,10 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "scripts" / "setup_system.sh"
 ALWAYS = ("libGL.so.1", "libgthread-2.0.so.0", "libvulkan.so.1")
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(shutil.which("dpkg") is None, reason="no Debian or Ubuntu"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(shutil.which("dpkg") is None, reason="no Debian or Ubuntu")]
 
 
 def setup(folder: Path, *libraries: str, root: bool = False) -> subprocess.CompletedProcess[str]:

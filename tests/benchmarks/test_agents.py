@@ -43,16 +43,6 @@ def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
     assert "| 50% [15%, 85%] of 4 | 2 / 1 | 1 | 2.0 + 1.0 |" in grpo
 
 
-def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
-    shop = Workshop(RECIPE, tmp_path)
-    shop.step("help", "plot", "--help")
-    assert "Learning curves" in (shop.folder / "help.log").read_text()
-    (shop.folder / "help.log").unlink()
-    shop.step("help", "plot", "--help")
-    assert not (shop.folder / "help.log").exists()
-    assert shop.costs()["help"] > 0
-
-
 def test_a_training_that_was_stopped_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, said, python = (tmp_path / name for name in ("calls", "said", "python"))
     python.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat {said}\n')

@@ -41,16 +41,9 @@ def test_a_setting_described_by_the_base_class_keeps_its_meaning_and_has_its_own
     assert {row[0]: row for row in settings(GRPOConfig)}["`n_epochs`"][2] == "`1`"
 
 
-def test_every_setting_of_the_algorithms_has_a_row_with_a_meaning() -> None:
+def test_every_setting_has_a_row_with_a_meaning() -> None:
     page = settings_page()
-    for config in (PPOConfig, GRPOConfig):
-        assert {row[0] for row in settings(config) if not row[3]} == set()
-        assert all(f"| `{field.name}` |" in page for field in fields(config))
-
-
-def test_every_setting_of_a_network_has_a_row_with_a_meaning() -> None:
-    page = settings_page()
-    for config in (NanoConfig, FlowSettings, Learning):
+    for config in (PPOConfig, GRPOConfig, NanoConfig, FlowSettings, Learning):
         assert {row[0] for row in settings(config) if not row[3]} == set()
         assert all(f"| `{field.name}` |" in page for field in fields(config))
 

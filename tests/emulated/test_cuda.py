@@ -87,10 +87,7 @@ def test_a_published_layout_decides_as_on_the_cpu(golden_root: Path, name: str) 
     for device in ("cuda", "cpu"):
         torch.manual_seed(0)  # the published folders have no critic; a fresh one is drawn
         policy = VLAPolicy.from_pretrained(
-            golden_root / name,
-            device=device,
-            dtype="float32",
-            unnorm_key=UNNORM_KEYS.get(name),
+            golden_root / name, device=device, dtype="float32", unnorm_key=UNNORM_KEYS.get(name)
         )
         own = policy.conventions
         rng = np.random.default_rng(0)

@@ -13,10 +13,7 @@ from vla_gym.registry import FAMILIES
 
 ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     "vla_gym.adapters.toy:toy_benchmark": ("Toy-Reach", {"num_workers": 2}),
-    "vla_gym.adapters.libero.tasks:libero_benchmark": (
-        "LIBERO-Goal/1",
-        {"wrist_camera": True, "image_size": 64},
-    ),
+    "vla_gym.adapters.libero.tasks:libero_benchmark": ("LIBERO-Goal/1", {"wrist_camera": True, "image_size": 64}),
     "vla_gym.adapters.libero.tasks:libero_pro_benchmark": (
         "LIBERO-Goal-PRO-task/0",
         {"image_size": 64, "instruction": "bddl", "to_the_end": False},  # the simulator is LIBERO's
@@ -25,10 +22,7 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "LIBERO-Goal-Plus-noise/26",  # fog, which is drawn anew for each image
         {"image_size": 64},
     ),
-    "vla_gym.adapters.maniskill.tasks:maniskill_benchmark": (
-        "ManiSkill/PickCube",
-        {"image_size": 64},
-    ),
+    "vla_gym.adapters.maniskill.tasks:maniskill_benchmark": ("ManiSkill/PickCube", {"image_size": 64}),
     "vla_gym.adapters.metaworld.tasks:metaworld_benchmark": (
         "MetaWorld/reach",
         {"image_size": 64, "privileged": True, "num_workers": 1, "to_the_end": False},

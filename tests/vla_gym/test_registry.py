@@ -19,17 +19,9 @@ def test_the_ids_of_the_contract_are_listed() -> None:
     assert {"Toy-Reach", *(f"LIBERO-{suite}" for suite in suites)} <= set(listed)
 
 
-def test_the_table_s_count_is_the_benchmark_s() -> None:
-    assert len(find_benchmark("Toy-Reach").tasks) == num_tasks("Toy-Reach")
-
-
-def test_one_task_is_a_benchmark_of_its_own() -> None:
-    benchmark = find_benchmark("Toy-Reach/2")
-    assert benchmark.id == "Toy-Reach/2"
-    assert [task.instruction for task in benchmark.tasks] == ["reach the blue block"]
-
-
 def test_options_go_to_the_family() -> None:
+    assert len(find_benchmark("Toy-Reach").tasks) == num_tasks("Toy-Reach")
+    assert [task.instruction for task in find_benchmark("Toy-Reach/2").tasks] == ["reach the blue block"]
     assert find_benchmark("Toy-Reach", split="test").simulator_kwargs == {"split": "test"}
     assert [option_names(name) for name in ("Toy-Reach", "toy-reach/2")] == [("split", "max_episode_steps")] * 2
     with pytest.raises(UnknownName, match="no environment 'Toy-Rich'"):
@@ -57,11 +49,9 @@ def test_episodes_of_another_length() -> None:
     ("wrong", "hint"),
     [
         ("Toy-Rich", "Toy-Reach"),
-        ("LIBERO-Spacial", "LIBERO-Spatial"),
         ("libero-spatal", "LIBERO-Spatial"),
         ("LIBERO-Spacial/3", "LIBERO-Spatial"),
         ("Toy-Reach/3", "Toy-Reach/2"),
-        ("Toy-Reach/red", "Toy-Reach/0"),
         ("Toy-Reach/", "Toy-Reach/0"),
         ("Toy-Reach/-1", "Toy-Reach/0"),
     ],
@@ -77,10 +67,7 @@ def test_a_wrong_id_names_the_nearest(wrong: str, hint: str) -> None:
         ("libero-spatial", "LIBERO-Spatial"),
         ("libero-spatial/03", "LIBERO-Spatial/03"),
         ("METAWORLD/Reach", "MetaWorld/reach"),
-        ("toy-reach", "Toy-Reach"),
-        ("LIBERO-Spatial", "LIBERO-Spatial"),
         ("no-such/3", "no-such/3"),
-        ("nothing", "nothing"),
     ],
 )
 def test_the_case_of_an_id_does_not_matter(written: str, listed: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv, find_benchmark
-from vla_gym.vector.protocol import changed_instructions, renderer, with_instructions
+from vla_gym import VLAVectorEnv
+from vla_gym.vector.protocol import renderer
 
 Make = Callable[..., VLAVectorEnv]
 
@@ -37,18 +37,6 @@ def test_mujoco_s_renderer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     benchmark = dataclasses.replace(scripted_benchmark(), requires=("mujoco",))
     assert renderer(benchmark)["MUJOCO_GL"] == "osmesa"
-
-
-def test_a_mapping_changes_the_tasks_it_names() -> None:
-    own = find_benchmark("Toy-Reach")
-    changed = with_instructions(own, {"reach_green": "go to the green thing"})
-    assert [task.instruction for task in changed.tasks] == [
-        "reach the red block",
-        "go to the green thing",
-        "reach the blue block",
-    ]
-    assert changed_instructions(own, changed) == {"reach_green": "reach the green block"}
-    assert [task.name for task in changed.tasks] == [task.name for task in own.tasks]
 
 
 def test_the_policy_is_told_the_new_words_and_the_protocol_the_old_ones(make: Make) -> None:

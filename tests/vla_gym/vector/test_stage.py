@@ -24,12 +24,7 @@ KEYS = ("success", "task_id", "trial_id", "executed", "start_state", "step_rewar
 
 def begun(make: Make, num_envs: int = 4, **options: Any) -> VLAVectorEnv:
     envs = make(
-        options.pop("benchmark", None),
-        num_envs,
-        chunk=2,
-        schedule="grid",
-        autoreset_mode="disabled",
-        **options,
+        options.pop("benchmark", None), num_envs, chunk=2, schedule="grid", autoreset_mode="disabled", **options
     )
     envs.reset()
     return envs

@@ -79,13 +79,6 @@ def test_grid_over_ranks_covers_each_cell_once() -> None:
     assert sorted(found) == [(task, trial) for task in range(3) for trial in range(4)]
 
 
-@pytest.mark.parametrize("num_envs", [1, 5, 7, 8, 16])
-def test_blocks_are_as_large_as_stable_baselines_targets(num_envs: int) -> None:
-    schedule = make_schedule("grid", TASKS, num_envs=num_envs)
-    targets = [(12 + slot) // num_envs for slot in range(num_envs)]  # evaluate_policy's, of all 12 starts
-    assert [len(list(walk(schedule, slot))) for slot in range(num_envs)] == targets
-
-
 def test_groups_must_fit() -> None:
     with pytest.raises(BadValue, match=r"num_envs=6 is not a multiple of group_size=4.*num_envs=4"):
         make_schedule("random", TASKS, num_envs=6, group_size=4)

@@ -38,12 +38,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedule: str, stages: int) -> None:
     """Tasks of 3, 7 and 12 steps, K = 5: slots end in the middle of chunks, at different times, and begin anew."""
-    options: dict[str, Any] = {
-        "chunk": 5,
-        "schedule": schedule,
-        "autoreset_mode": mode,
-        "reward": "step_penalty",
-    }
+    options: dict[str, Any] = {"chunk": 5, "schedule": schedule, "autoreset_mode": mode, "reward": "step_penalty"}
     alone = make(scripted_benchmark(horizon=11), 3, **options)
     batch = make(batched_benchmark(horizon=11), 3, **options, pipeline_stages=stages)
     assert plain(batch.reset(seed=4)) == plain(alone.reset(seed=4))

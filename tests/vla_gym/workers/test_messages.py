@@ -23,10 +23,7 @@ from vla_gym.workers.messages import (
 )
 
 LAYOUT = MemoryLayout(
-    num_slots=2,
-    chunk=3,
-    action_dim=2,
-    observation=ObservationLayout(cameras=("image",), image_size=8, state_dim=1),
+    num_slots=2, chunk=3, action_dim=2, observation=ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
 )
 
 

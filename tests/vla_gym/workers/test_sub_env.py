@@ -15,11 +15,7 @@ LAYOUT = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
 
 
 def make_slot(
-    lengths: tuple[int, ...] = (3, 7, 12),
-    *,
-    horizon: int = 100,
-    rule: RewardRule | None = None,
-    failure: str = "",
+    lengths: tuple[int, ...] = (3, 7, 12), *, horizon: int = 100, rule: RewardRule | None = None, failure: str = ""
 ) -> tuple[SubEnv, Scripted]:
     tasks = scripted_benchmark(lengths, horizon=horizon).tasks
     simulator = Scripted(tasks, 8, ("image",), lengths=lengths, failure=failure)
@@ -92,15 +88,6 @@ def test_each_kind_of_reward_on_rewards_0_1_1_0(kind: RewardKind, paid: tuple[fl
     slot = SubEnv(Given(tasks, 8, ("image",), lengths=(0,)), tasks, RewardRule(kind=kind, scale=5.0), LAYOUT)
     slot.reset(cell(0))
     assert slot.step(np.array([[0, 0], [1, 0], [1, 0], [0, 0]], dtype=np.float32)).step_rewards == paid
-
-
-def test_nothing_is_rendered_but_on_request() -> None:
-    slot, simulator = make_slot()
-    slot.reset(cell(2))
-    slot.step(ACTION_5A)
-    assert simulator.renders == 0
-    slot.observe()
-    assert simulator.renders == 1
 
 
 def test_a_report_holds_python_s_own_numbers() -> None:

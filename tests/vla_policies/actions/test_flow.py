@@ -23,11 +23,7 @@ from vla_policies.actions.flow import (
 
 @pytest.mark.parametrize(
     ("num_steps", "published"),
-    [
-        (3, [0.500, 0.408, 0.204]),
-        (4, [0.500, 0.433, 0.250, 0.144]),
-        (5, [0.500, 0.447, 0.274, 0.183, 0.112]),
-    ],
+    [(3, [0.500, 0.408, 0.204]), (4, [0.500, 0.433, 0.250, 0.144]), (5, [0.500, 0.447, 0.274, 0.183, 0.112])],
 )
 def test_flow_sde_standard_deviations_are_the_published_ones(num_steps: int, published: list[float]) -> None:
     std_J, _ = flow_sde_law(num_steps, 0.5)

@@ -20,16 +20,6 @@ def two_layers() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def test_a_folder_is_written_and_read(tmp_path: Path) -> None:
-    module = two_layers()
-    weights.write_checkpoint(tmp_path, {"size": "tiny"}, module)
-    assert folder_files.read_config(tmp_path) == {"size": "tiny"}
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-    other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    weights.load_weights(tmp_path, other)
-    assert all(torch.equal(other.state_dict()[name], value) for name, value in module.state_dict().items())
-
-
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     weights.write_checkpoint(tmp_path, {}, two_layers())
     with pytest.raises(BadValue, match=r"missing '2\.bias', '2\.weight'"):

@@ -10,24 +10,6 @@ from torch import nn
 from vla_policies.modules.heads import Critic, NoiseHead, ValueHead
 
 
-def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(x.shape) for name, x in module.state_dict().items() if name.endswith("weight")}
-
-
-def test_keys_and_sizes_are_those_published() -> None:
-    assert shapes(ValueHead(64, outputs=8)) == {
-        "mlp.0.weight": (512, 64),
-        "mlp.2.weight": (128, 512),
-        "mlp.4.weight": (8, 128),
-    }
-    assert shapes(Critic(1024, (512, 256, 128))) == {
-        "mlp.0.weight": (512, 1024),
-        "mlp.2.weight": (256, 512),
-        "mlp.4.weight": (128, 256),
-        "mlp.6.weight": (1, 128),
-    }
-
-
 def test_first_outputs_are_near_zero_or_in_the_middle() -> None:
     torch.manual_seed(0)
     head = ValueHead(4096)

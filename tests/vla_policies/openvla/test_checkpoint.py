@@ -76,8 +76,6 @@ def test_the_gripper_is_written_as_the_environment_reads_it(folder: Path) -> Non
     assert closed[255, -1] == pytest.approx(1.0, abs=2e-5)
     assert torch.equal(closed[:, :6], opened[:, :6])
     assert torch.equal(closed[:, 6].sign(), -opened[:, 6].sign())
-    for codec in (closing.codec, opening.codec):
-        assert torch.equal(codec.encode(codec.decode(token)), token)
 
 
 @pytest.mark.parametrize(("gripper", "closed"), [("plus_one_closes", 1.0), ("plus_one_opens", -1.0)])
@@ -119,24 +117,6 @@ def test_a_critic_in_the_weights_says_how_many_values_it_gives(golden_root: Path
     assert open_folder(oft_copy, Request(unnorm_key=KEY)).header.model["settings"]["value_outputs"] == 8
     with pytest.raises(BadValue, match=r"'mlp.4.weight' is \(8, 128\), the model needs \(1, 128\)"):
         open_policy(oft_copy, backbone_kwargs={"value_outputs": 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
-        ("preprocessor_config.json", "[", "not valid JSON"),
-        (
-            "dataset_statistics.json",
-            '{"libero_spatial": {"action": {"q01": [0]}}}',
-            r"'action' q01",
-        ),
-    ],
-)
-def test_a_broken_file_is_named(copy: Path, name: str, content: str, message: str) -> None:
-    (copy / name).write_text(content)
-    with pytest.raises(BadValue, match=message):
-        open_policy(copy)
 
 
 def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:

@@ -88,11 +88,7 @@ def test_hidden_states_of_the_prompt(backbone: OpenVLABackbone, observe: Observe
 @SAMPLES
 @torch.no_grad()
 def test_generation_with_a_cache(
-    open_with: Callable[[str], OpenVLABackbone],
-    observe: Observe,
-    golden: Golden,
-    samples: list[dict[str, Any]],
-    i: int,
+    open_with: Callable[[str], OpenVLABackbone], observe: Observe, golden: Golden, samples: list[dict[str, Any]], i: int
 ) -> None:
     backbone = open_with(samples[i]["unnorm_key"])
     sample = backbone.act(backbone.prepare(observe(i)), Sampling(), deterministic=True)

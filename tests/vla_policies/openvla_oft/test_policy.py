@@ -105,11 +105,7 @@ def only_data_set(source: Path, target: Path, name: str) -> None:
     ],
 )
 def test_heads_left_out_without_a_word_are_warned_of_once(
-    folder: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, Any],
-    warned: list[str],
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: list[str]
 ) -> None:
     only_data_set(folder, tmp_path, "libero_goal")
     for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):

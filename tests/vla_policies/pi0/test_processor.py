@@ -85,10 +85,7 @@ def test_relative_actions_have_the_state_added() -> None:
 
 def test_the_state_stands_in_pi05s_text(obs: dict[str, Tensor]) -> None:
     obs["state"] = torch.tensor([[0.0, -1.0, 1.0]] * 3)
-    exact, padded = (
-        processor(prompt_state="exact").prepare(obs),
-        processor(prompt_state="padded").prepare(obs),
-    )
+    exact, padded = (processor(prompt_state="exact").prepare(obs), processor(prompt_state="padded").prepare(obs))
     text = "".join(chr(token) for token in exact.text_BL[2].tolist() if token > 2)
     assert text == "Task: open, State: 128 0 255;\nAction: "
     text = "".join(chr(token) for token in padded.text_BL[2].tolist() if token > 2)
@@ -128,9 +125,6 @@ def test_a_folders_own_tokenizer_is_used(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert paligemma_encoder(tmp_path)("open it") == [7, 8]
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(BadValue, match="cannot be read as a tokenizer"):
-        paligemma_encoder(tmp_path)
 
 
 def test_a_missing_tokenizer_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import Conventions
-from vla_policies.processing.observations import batch_observation, decode_instructions, observation_keys, pad_ids
+from vla_policies.processing.observations import batch_observation, decode_instructions, observation_keys
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 
@@ -59,12 +59,6 @@ def test_parts_that_cannot_be_are_named(
 ) -> None:
     with pytest.raises(BadValue, match=message):
         batch_observation({**make_obs(2), key: value}, conventions)
-
-
-def test_padding_is_on_the_right() -> None:
-    ids, mask = pad_ids([(7, 8), (9,)], 4, pad=5)
-    assert ids.tolist() == [[7, 8, 5, 5], [9, 5, 5, 5]]
-    assert mask.tolist() == [[True, True, False, False], [True, False, False, False]]
 
 
 def test_instructions_come_back_from_their_bytes() -> None:

@@ -37,13 +37,7 @@ def test_quantiles_by_hand() -> None:
 
 STATS = {
     "libero_10_no_noops": {
-        "action": {
-            "q01": [-1.0, 0.0],
-            "q99": [3.0, 1.0],
-            "min": [-2.0, 0.0],
-            "max": [6.0, 1.0],
-            "mask": [True, False],
-        },
+        "action": {"q01": [-1.0, 0.0], "q99": [3.0, 1.0], "min": [-2.0, 0.0], "max": [6.0, 1.0], "mask": [True, False]},
         "proprio": {"q01": [0.0], "q99": [2.0]},
     },
     "bridge": {"action": {"q01": [0.0], "q99": [1.0]}},
@@ -133,12 +127,9 @@ PADDED = Statistics(mean=(0.1,) * 7 + (0.0,) * 25, std=(1.0,) * 7 + (0.0,) * 25)
     [
         (SEVEN, "mean_std", 7, True, ""),
         (SEVEN, "mean_std", 4, True, "have 7 dims, 4 are needed"),
-        (SEVEN, "quantiles", 4, True, "have 7 dims, 4 are needed"),
-        (SEVEN, "mean_std", 9, True, "have 7 dims, 9 are needed"),
         (SEVEN, "mean_std", 4, False, ""),
         (SEVEN, "mean_std", 9, False, "have 7 dims, 9 are needed"),
         # openpi's of its base models: seven numbers that move, and padding.
-        (PADDED, "mean_std", 7, True, ""),
         (PADDED, "mean_std", 8, True, ""),
         (PADDED, "mean_std", 4, True, "have 7 dims, 4 are needed"),
         (None, "mean_std", 4, True, ""),

@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.smolvla.checkpoint import (
-    SETTINGS,
-    expert_mlp,
-    joint_layers,
-    network_shape,
-    settings_of,
-    vlm_json,
-)
+from vla_policies.smolvla.checkpoint import SETTINGS, expert_mlp, joint_layers, network_shape, settings_of, vlm_json
 from vla_policies.smolvla.config import NetworkShape, tiny_config
 
 

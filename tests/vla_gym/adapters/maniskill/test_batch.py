@@ -28,13 +28,7 @@ def pair(name: str, **options: Any) -> tuple[Any, Any]:
     made = maniskill_benchmark(f"ManiSkill/{name}", **options)
     alone = ManiSkillSimulator(made.tasks, SIZE, ("image",), **made.simulator_kwargs)
     batch = ManiSkillBatch(
-        made.tasks,
-        SIZE,
-        ("image",),
-        num_envs=1,
-        num_workers=0,
-        sim_backend="physx_cpu",
-        **made.simulator_kwargs,
+        made.tasks, SIZE, ("image",), num_envs=1, num_workers=0, sim_backend="physx_cpu", **made.simulator_kwargs
     )
     return alone, batch
 

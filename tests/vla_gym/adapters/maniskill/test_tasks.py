@@ -7,13 +7,7 @@ from vla_gym.registry import find_benchmark
 
 
 def test_horizons_are_upstreams() -> None:
-    others = {
-        "PegInsertionSide": 100,
-        "PullCubeTool": 100,
-        "StackPyramid": 250,
-        "PlugCharger": 200,
-        "RollBall": 80,
-    }
+    others = {"PegInsertionSide": 100, "PullCubeTool": 100, "StackPyramid": 250, "PlugCharger": 200, "RollBall": 80}
     for name in TASKS:
         (task,) = find_benchmark(f"ManiSkill/{name}").tasks
         assert task.horizon == others.get(name, 50)

@@ -17,10 +17,7 @@ from vla_gym.specs import StartState
 from vla_gym.workers.process_pool import worker_environment
 
 pytest.importorskip("metaworld")
-pytestmark = [
-    pytest.mark.sim,
-    pytest.mark.filterwarnings("ignore:Constant.s. may be too high"),
-]
+pytestmark = [pytest.mark.sim, pytest.mark.filterwarnings("ignore:Constant.s. may be too high")]
 RECORDER = Path(__file__).with_name("metaworld_recorder.py")
 QUICK = ("reach", "hammer", "pick-place", "window-open", "stick-pull", "bin-picking")
 """One task of each kind: no object, orientation in the reward, contact search, stale reset, two objects, two trials."""

@@ -6,12 +6,7 @@ from collections import Counter
 
 import pytest
 
-from vla_gym.adapters.metaworld.tasks import (
-    MT10,
-    PROTOCOLS,
-    TASKS,
-    metaworld_benchmark,
-)
+from vla_gym.adapters.metaworld.tasks import MT10, PROTOCOLS, TASKS, metaworld_benchmark
 from vla_gym.observation import check_instruction
 from vla_gym.registry import find_benchmark
 
@@ -29,11 +24,8 @@ def test_fifty_names_forty_nine_sentences_and_the_published_buckets() -> None:
 
 def test_the_sets_of_tasks() -> None:
     assert [task.name for task in find_benchmark("MetaWorld-MT10").tasks] == list(MT10)
-    test = [task.name for task in find_benchmark("MetaWorld-ML45-test").tasks]
-    assert test == ["bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock"]
-    train = [task.name for task in find_benchmark("MetaWorld-ML45").tasks]
-    assert len(train) == 45
-    assert set(train) | set(test) == set(TASKS)
+    train, test = ({task.name for task in find_benchmark(f"MetaWorld-ML45{part}").tasks} for part in ("", "-test"))
+    assert (len(train), test) == (45, set(TASKS) - train)
     single = find_benchmark("MetaWorld/reach")
     assert [(task.name, task.suite, task.num_trials) for task in single.tasks] == [("reach", "easy", 50)]
     assert find_benchmark("MetaWorld-MT50/33").tasks[0].name == "push"

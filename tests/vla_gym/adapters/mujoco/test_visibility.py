@@ -9,15 +9,7 @@ pytest.importorskip("mujoco", reason="needs the libero extra")
 import mujoco
 
 from vla_gym.adapters.mujoco import visibility
-from vla_gym.adapters.mujoco.visibility import (
-    Lens,
-    Mirror,
-    Samples,
-    Sight,
-    covering_faces,
-    keep_covering,
-    mirrors,
-)
+from vla_gym.adapters.mujoco.visibility import Lens, Mirror, Samples, Sight, covering_faces, keep_covering, mirrors
 
 pytestmark = pytest.mark.sim
 

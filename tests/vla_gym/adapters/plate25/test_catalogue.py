@@ -9,14 +9,6 @@ from pathlib import Path
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES, TEMPLATES
 
 
-def test_counts_and_a_box_by_hand() -> None:
-    assert (len(OBJECTS), len(PLATES), len(TABLES)) == (25, 17, 21)
-    assert [table.mix for table in TABLES] == [0.0] + [1.0] * 20
-    assert PLATES[0].size.tolist() == [0.11, 0.11, 0.006]
-    assert len({thing.name for thing in OBJECTS}) == 25
-    assert len({thing.name for thing in PLATES}) == 17
-
-
 def test_the_catalogue_is_the_pack_s_own(sample: Path) -> None:
     for kind, things in (("carrot", OBJECTS), ("plate", PLATES)):
         db = json.loads((sample / "carrot" / f"more_{kind}" / "model_db.json").read_text(encoding="utf-8"))

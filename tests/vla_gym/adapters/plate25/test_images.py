@@ -3,13 +3,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from vla_gym.adapters.plate25.images import (
-    bilinear,
-    green_screen,
-    letterbox,
-    stand_in_photo,
-    stand_in_texture,
-)
+from vla_gym.adapters.plate25.images import bilinear, green_screen, letterbox, stand_in_photo, stand_in_texture
 
 DRAWN, PHOTO = (np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8) for seed in (0, 1))
 FOREGROUND = np.zeros((12, 16), dtype=bool)

@@ -69,11 +69,7 @@ def test_second_plates_and_moves() -> None:
     rules = PROTOCOLS["mended"]
     episode = Episode(object=0, plate=5, table=0, position=0, yaw=0, second=0)
     layout = initial_layout(RUNS["MultiPlateTest"], episode, rules)
-    assert [(thing.kind, thing.index) for thing in layout.placed] == [
-        ("carrot", 0),
-        ("plate", 5),
-        ("plate", 6),
-    ]
+    assert [(thing.kind, thing.index) for thing in layout.placed] == [("carrot", 0), ("plate", 5), ("plate", 6)]
     assert [thing.place.position[2] for thing in layout.placed] == [1.0, 0.92, 0.96]
     turned = dataclasses.replace(episode, yaw=1)
     flat = (1.0, 0.0, 0.0, 0.0)

@@ -10,15 +10,6 @@ from vla_gym.adapters.plate25.runs import MAIN, RUNS, Episode, Run, distractor
 EVERY = [*MAIN.values(), *RUNS.values()]
 
 
-def test_sixteen_runs_in_four_categories() -> None:
-    assert Counter(run.category for run in RUNS.values()) == {
-        "vision": 5,
-        "semantic": 7,
-        "execution": 3,
-        "in_distribution": 1,
-    }
-
-
 @pytest.mark.parametrize(
     ("run", "total"),
     [

@@ -18,12 +18,7 @@ from vla_gym.system.vulkan import sapien_device
 sapien = pytest.importorskip("sapien")
 
 from vla_gym.adapters.plate25.assets import STAND_IN_ARM  # noqa: E402
-from vla_gym.adapters.plate25.simulator import (  # noqa: E402
-    TaskProgress,
-    grips,
-    lies_on,
-    task_progress,
-)
+from vla_gym.adapters.plate25.simulator import TaskProgress, grips, lies_on, task_progress  # noqa: E402
 
 pytestmark = pytest.mark.sim
 
@@ -181,9 +176,7 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
     pytest.importorskip("mani_skill")
     import torch
     from mani_skill.envs.scene import ManiSkillScene
-    from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import (
-        WidowX250SBridgeDatasetFlatTable,
-    )
+    from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import WidowX250SBridgeDatasetFlatTable
     from mani_skill.envs.utils.system.backend import parse_sim_and_render_backend
 
     from vla_gym.adapters.plate25.scene import START_QPOS, TIMESTEP, Arm, set_process_settings
