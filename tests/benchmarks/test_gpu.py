@@ -90,20 +90,6 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert "graph:nano: skipped, a CPU has no CUDA graphs" in said
 
 
-@pytest.mark.thorough
-@pytest.mark.sim
-@pytest.mark.processes
-def test_iterations_are_measured_on_both_simulators(tmp_path: Path) -> None:
-    assert main(["--size", "tiny", "--device", "cpu", "-o", str(tmp_path), "--stages", "train:nano"]) == 0
-    (stage,) = json.loads((tmp_path / "gpu.json").read_text())["stages"]
-    for simulator in ("LIBERO", "ManiSkill"):
-        parts = [stage["figures"][f"{simulator}, {part}, s"] for part in ("simulate", "act", "update", "sync")]
-        assert all(part >= 0 for part in parts)
-        assert sum(parts) <= stage["figures"][f"{simulator}, iteration, s"]
-        assert stage["figures"][f"{simulator}, control steps/s"] > 0
-        assert stage["figures"][f"{simulator}, FLOP/s"] > 0
-
-
 @pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 @pytest.mark.parametrize("argv", [["--size", "full"], ["--device", "cuda:1"], ["--minutes", "0"]])

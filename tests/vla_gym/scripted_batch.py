@@ -73,8 +73,3 @@ def batched_benchmark(**options: Any) -> Benchmark:
     """`scripted_benchmark(**options)` run by a `ScriptedBatch`."""
     alone = scripted_benchmark(**options)
     return dataclasses.replace(alone, simulator="scripted_batch:ScriptedBatch", batched=True)
-
-
-class Unbuildable:
-    def __init__(self, *_: object, **__: object) -> None:
-        raise ZeroDivisionError("no arm")

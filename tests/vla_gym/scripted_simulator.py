@@ -47,12 +47,8 @@ class Scripted:
     def reset(self, start: StartState) -> str:
         if self._failure == "bad reset":
             raise RuntimeError("cannot be reset")
-        if self._failure == "slow reset":
-            time.sleep(1.0)
         self._length = self._lengths[start.task_id]
         self._count = 0
-        if self._failure == "bad fingerprint":
-            return b"0100"  # type: ignore[return-value]
         return f"{self._stamp}{start.task_id:02x}{start.trial_id:02x}"
 
     def step(self, action_A: np.ndarray) -> SimStep:

@@ -36,21 +36,6 @@ def work(note, text):
 child.do_work(work)
 """
 PARENT = "import sys; from vla_gym.system.child import run_child; run_child('noting', 'notes', sys.argv[1], 'for ever')"
-STARTER = """
-import os, signal, subprocess
-from vla_gym.system.child import leave_signals_to_parent
-
-leave_signals_to_parent()
-for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
-    os.kill(os.getpid(), number)
-program = subprocess.Popen(["sleep", "60"])
-program.terminate()
-pid = os.fork()
-if not pid:
-    os.kill(os.getpid(), signal.SIGTERM)
-    os._exit(0)
-print(program.wait(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
 
 
 def until(true: Callable[[], object]) -> None:

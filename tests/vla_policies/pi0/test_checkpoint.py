@@ -169,6 +169,7 @@ def test_the_folder_says_how_it_is_normalised(folder: Path, mapping: dict, state
     )
     assert inputs.state_BS is not None
     torch.testing.assert_close(inputs.state_BS[:, :8], torch.full((1, 8), state))
+    assert (inputs.state_BS[:, 8:] == 0).all()
     x_BHD = policy.backbone.from_env(torch.full((1, 1, 7), 0.5), inputs)
     torch.testing.assert_close(x_BHD[:, :1, :7], torch.full((1, 1, 7), action))
 

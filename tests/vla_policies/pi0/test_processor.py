@@ -19,7 +19,6 @@ from vla_policies.pi0.processor import (
     Pi0Processor,
     paligemma_encoder,
     pi0_text,
-    pi05_text,
     resize_pil,
     resize_with_pad,
     state_bins,
@@ -40,18 +39,6 @@ def processor(**preprocessing: object) -> Pi0Processor:
 
 def inputs_with(state_BS: Tensor) -> PolicyInputs:
     return PolicyInputs(torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), state_BS)
-
-
-def test_the_state_is_normalised_and_padded(obs: dict[str, Tensor]) -> None:
-    obs["state"] = torch.tensor([[3.0, 2.0, 2.0]] * 3)
-    inputs = processor(state=STATE).prepare(obs)
-    assert inputs.state_BS is not None
-    assert inputs.state_BS.shape == (3, 32)
-    torch.testing.assert_close(inputs.state_BS[0, :3], torch.tensor([1.0, 0.0, -2.0]))
-    assert (inputs.state_BS[:, 3:] == 0).all()
-    inputs = processor(state=STATE, normalization="quantiles").prepare(obs)
-    assert inputs.state_BS is not None
-    torch.testing.assert_close(inputs.state_BS[0, :3], torch.tensor([3.0, 0.0, 3.0]))
 
 
 def test_a_gripper_of_0_and_1_opens_above_one_half() -> None:
@@ -133,7 +120,3 @@ def test_a_missing_tokenizer_says_how_to_get_it(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(BadValue, match=r"has no tokenizer\.json.*google/paligemma-3b-pt-224") as caught:
         paligemma_encoder(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_pi05_text_by_hand() -> None:
-    assert pi05_text("open_it", np.array([0.0, -1.0])) == "Task: open it, State: 128 0;\nAction: "
