@@ -1,5 +1,6 @@
 import json
-from dataclasses import replace
+from dataclasses import Field, fields, replace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -8,9 +9,19 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.conventions import Conventions, check_fits, conventions_of
+from vla_policies.conventions import Conventions, check_compatible, check_fits, conventions_of
 
 ARM = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta")
+
+
+@pytest.mark.parametrize("field", fields(ActionSpec), ids=lambda field: field.name)
+def test_another_way_to_write_actions_is_named_with_both(field: Field) -> None:
+    check_compatible(ARM, ARM)
+    ours, choices = getattr(ARM, field.name), get_args(get_type_hints(ActionSpec)[field.name])
+    assert len(choices) > 1
+    for other in set(choices) - {ours}:
+        with pytest.raises(BadValue, match=f"{field.name}: environment '{ours}', policy '{other}'"):
+            check_compatible(ARM, replace(ARM, **{field.name: other}))
 
 
 def test_spaces_and_back(conventions: Conventions) -> None:
@@ -38,10 +49,7 @@ def test_impossible_conventions_raise(conventions: Conventions, change: dict) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"cameras": ("image",)},
-            r"policy looks at \['image', 'wrist_image'\], the environment gives \['image'\]",
-        ),
+        ({"cameras": ("image",)}, r"policy looks at \['image', 'wrist_image'\], the environment gives \['image'\]"),
         ({"state_dim": 5}, "made for state_dim=3, the environment has state_dim=5"),
         ({"chunk": 8}, "made for chunk=2, the environment has chunk=8"),
         ({"action_dim": 7}, "made for action_dim=4, the environment has action_dim=7"),
@@ -54,8 +62,7 @@ def test_an_environment_that_lacks_something_raises(conventions: Conventions, ch
 
 
 @pytest.mark.parametrize(
-    "space",
-    [spaces.Discrete(3), spaces.Box(-2, 2, (2, 4)), spaces.Box(-1, 1, (1, 2, 4)), spaces.Box(0, 1, (4,))],
+    "space", [spaces.Discrete(3), spaces.Box(-2, 2, (2, 4)), spaces.Box(-1, 1, (1, 2, 4)), spaces.Box(0, 1, (4,))]
 )
 def test_other_action_spaces_raise(conventions: Conventions, space: spaces.Space) -> None:
     with pytest.raises(BadValue, match=r"\[-1, 1\]"):

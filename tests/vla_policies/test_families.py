@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.vla_policies.conftest import tiny_policy
 from vla_gym import find_benchmark
 from vla_gym.observation import encode_instruction
-from vla_policies import Conventions, VLAPolicy
+from vla_policies import VLAPolicy
 from vla_policies.processing.observations import batch_observation
 from vla_policies.types import ActionSample
 
@@ -22,6 +23,7 @@ LORA = {"lora": {"rank": 4}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nano": ("nano", {}),
     "nano, its own critic": ("nano", {"critic": "own"}),
+    "nano, words": ("nano", {"words": "wordllama"}),
     "nano-flow": ("nano-flow", {}),
     "nano-flow, noise": ("nano-flow", {"scheme": "flow_noise"}),
     "openvla": ("openvla", {}),
@@ -50,16 +52,10 @@ each_family = pytest.mark.parametrize("name", ["nano", "nano-flow", "openvla", "
 adapted = pytest.mark.parametrize("name", thorough(name for name in CASES if name.endswith("adapter")))
 
 
-def build(name: str, **settings: Any) -> VLAPolicy:
+def build(name: str, options: Mapping[str, Any] | None = None) -> VLAPolicy:
     """A policy whose weights are moved off their start."""
-    torch.manual_seed(0)
-    family, options = CASES[name]
-    conventions = Conventions(
-        cameras=("image",), image_size=56, state_dim=3, chunk=1 if family == "openvla" else 3, action_dim=4
-    )
-    spaces = conventions.observation_space(), conventions.action_space()
-    kwargs = {"size": "tiny", **options, **settings.pop("options", {})}
-    policy = VLAPolicy(*spaces, lambda _: 1e-3, backbone=family, backbone_kwargs=kwargs, **settings)
+    family, own = CASES[name]
+    policy = tiny_policy(family, {**own, **(options or {})})
     move(policy)
     return policy
 
@@ -258,3 +254,37 @@ def test_every_word_of_a_reworded_instruction_reaches_the_tokens(name: str) -> N
     inputs, _ = batch_observation(obs, policy.conventions)
     rows = policy.backbone.prepare(inputs).text_BL.tolist()
     assert len({tuple(row) for row in rows}) == 1 + len(words)
+
+
+@pytest.mark.parametrize("name", ["nano", "openvla", "oft"])
+def test_stable_baselines3s_methods_agree_with_ours(name: str) -> None:
+    policy = build(name)
+    obs = policy.obs_to_tensor(observations(policy))[0]
+    chunk = policy.conventions.chunk
+    with torch.no_grad():
+        actions, values, log_prob = policy(obs)
+        assert (actions.shape, values.shape, log_prob.shape) == ((3, chunk, 4), (3, 1), (3,))
+        # Stable-Baselines3's buffer stores flat env actions; the tokens must come back exactly.
+        again_values, again_log_prob, entropy = policy.evaluate_actions(obs, actions.flatten(1))
+        assert torch.equal(again_log_prob, log_prob)
+        assert torch.equal(again_values, values)
+        torch.testing.assert_close(policy.predict_values(obs), values, rtol=0, atol=1e-5)
+        assert entropy is not None
+        assert (entropy > 0).all()
+        distribution = policy.get_distribution(obs)
+        assert torch.equal(distribution.log_prob(actions), log_prob)
+        assert torch.equal(distribution.mode(), policy._predict(obs, deterministic=True))
+        if name == "openvla":  # which token follows depends on those before, so that of all no entropy is known
+            assert distribution.entropy() is None
+        else:
+            torch.testing.assert_close(distribution.entropy(), entropy)
+
+
+def test_later_tokens_of_openvla_depend_on_those_before() -> None:
+    policy = build("openvla")
+    obs = observations(policy)
+    token = policy.act(obs).record["token"]
+    other = token.clone()
+    other[..., 0] = (other[..., 0] + 100) % 256
+    first, second = (policy.evaluate(obs, {"token": one}).logprob_BKA for one in (token, other))
+    assert not torch.allclose(first[..., 1], second[..., 1])

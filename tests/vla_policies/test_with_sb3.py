@@ -36,9 +36,17 @@ def ppo(envs: VecEnv | gym.Env, **policy_kwargs: object) -> PPO:
     )
 
 
-def test_learns_evaluates_saves_and_loads(envs: VecEnv, tmp_path: Path) -> None:
-    model = ppo(envs, value_lr=1e-3).learn(64)
+@pytest.mark.parametrize(
+    ("family", "chunk"), [("nano", 4), ("openvla", 1), pytest.param("openvla-oft", 4, marks=pytest.mark.thorough)]
+)
+def test_learns_evaluates_saves_and_loads(family: str, chunk: int, tmp_path: Path) -> None:
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=chunk, seed=0).as_sb3()
+    other = {} if family == "nano" else {"backbone": family, "backbone_kwargs": {"size": "tiny"}}
+    model = ppo(envs, value_lr=1e-3, **other)
+    before = model.policy.parameters_to_vector()
+    model.learn(64)
     assert model.num_timesteps == 64
+    assert not np.array_equal(before, model.policy.parameters_to_vector())
     mean, _ = evaluate_policy(model, envs, n_eval_episodes=4)
     assert 0.0 <= float(np.mean(mean)) <= 1.0
     model.save(tmp_path / "model.zip")

@@ -65,28 +65,13 @@ def test_vectors_are_the_tables_rows() -> None:
 
 
 @pytest.mark.parametrize("family", ["nano", "nano-flow"])
-def test_a_policy_acts_learns_and_opens_again_as_it_was(
-    family: str, make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path
+def test_a_folder_says_whose_words_it_reads_and_goes_without_their_table(
+    family: str, make_policy: MakePolicy, tmp_path: Path
 ) -> None:
-    policy, obs = make_policy(backbone=family, backbone_kwargs=OPTIONS), make_obs(3)
-    sample = policy.act(obs)
-    result = policy.evaluate(obs, sample.record)
-    torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA)
-    result.logprob_BKA.sum().backward()
-    assert policy.backbone.words.proj.weight.grad.abs().max() > 0
-    policy.save_pretrained(tmp_path)
+    make_policy(backbone=family, backbone_kwargs=OPTIONS).save_pretrained(tmp_path)
     model = json.loads((tmp_path / "config.json").read_text())["model"]
     assert model.get("trunk", model)["words"] == "wordllama"
-    assert (tmp_path / "model.safetensors").stat().st_size < 2e6  # without the table
-    again = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert np.array_equal(again.predict(obs, deterministic=True)[0], policy.predict(obs, deterministic=True)[0])
-
-
-def test_others_in_the_batch_change_nothing(make_policy: MakePolicy, make_obs: MakeObs) -> None:
-    policy, obs = make_policy(backbone_kwargs=OPTIONS), make_obs(3)
-    alone = [policy.act({key: value[[row]] for key, value in obs.items()}, deterministic=True) for row in range(3)]
-    together = policy.act(obs, deterministic=True)
-    torch.testing.assert_close(together.logprob_BKA, torch.cat([one.logprob_BKA for one in alone]))
+    assert (tmp_path / "model.safetensors").stat().st_size < 2e6
 
 
 def test_a_trained_policy_takes_new_words_and_keeps_the_rest(

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_policies.openvla.jpeg import jpeg_round_trip
+from vla_policies.openvla.jpeg import jpeg_round_trip, quantisation_table
 from vla_policies.processing.images import crop_center, lanczos3, pad_to_square, resize_bicubic, resize_lanczos3
 from vla_policies.processing.observations import channels_last
 
@@ -34,6 +34,24 @@ SAMPLES = pytest.mark.parametrize("i", [0, 1, 2])
 def test_lanczos_is_tensorflows(golden: dict[str, Tensor], i: int) -> None:
     got = resize_lanczos3(golden[f"s{i}.image_uint8"][None], 224, 224)[0]
     assert_within_one_level(got, golden[f"s{i}.lanczos3_224_no_jpeg"])
+
+
+@pytest.mark.parametrize("i", [0, 1])
+def test_jpeg_is_tensorflows_bit_for_bit(golden: dict[str, Tensor], i: int) -> None:
+    assert torch.equal(jpeg_round_trip(golden[f"s{i}.image_uint8"][None])[0], golden[f"s{i}.jpeg_decoded"])
+
+
+@pytest.mark.parametrize("size", [(17, 30), (8, 1)])
+def test_jpeg_of_one_colour_changes_it_by_a_rounding_only(size: tuple[int, int]) -> None:
+    image = torch.tensor([200, 40, 90], dtype=torch.uint8).expand(1, *size, 3)
+    assert (jpeg_round_trip(image).int() - image.int()).abs().max() <= 2
+
+
+def test_quality_95_divides_the_standards_tables_by_ten() -> None:
+    # (16 * 10 + 50) // 100 = 2; (99 * 10 + 50) // 100 = 10; never below 1.
+    assert quantisation_table("luma")[0, 0] == 2
+    assert quantisation_table("chroma")[7, 7] == 10
+    assert quantisation_table("luma").min() >= 1
 
 
 @SAMPLES
