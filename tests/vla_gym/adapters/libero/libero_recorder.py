@@ -1,7 +1,6 @@
 """Record one LIBERO episode, with our simulator or with LIBERO's own environment, as arrays in an npz file.
 
-Run as `python libero_recorder.py {adapter,upstream} SUITE_ID TASK TRIAL STEPS OUT.npz`: a fresh process each, for
-two renderers in one process would draw into each other's GL context.
+Run as `python libero_recorder.py SUITE_ID TASK TRIAL STEPS OUT.npz` it records LIBERO's own.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ def adapter(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[
     for action in actions(steps):
         step = simulator.step(action)
         note(step.reward, step.terminated)
+    simulator.close()
     return log
 
 
@@ -96,6 +96,5 @@ def upstream(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list
 
 
 if __name__ == "__main__":
-    who, suite, task, trial, steps, out = sys.argv[1:]
-    recorder = {"adapter": adapter, "upstream": upstream}[who]
-    np.savez(out, **recorder(suite, int(task), int(trial), int(steps)))
+    suite, task, trial, steps, out = sys.argv[1:]
+    np.savez(out, **upstream(suite, int(task), int(trial), int(steps)))

@@ -24,6 +24,11 @@ from vla_gym.specs import Benchmark, StartState
 STEPS = 4
 
 
+def size_of(benchmark: Benchmark) -> int:
+    """Width of pictures, px; upstream's noise is made for those of 256."""
+    return 256 if read_name(benchmark.tasks[0].name).noise else 64
+
+
 def actions() -> np.ndarray:
     """Float32 `[STEPS, 7]`."""
     return np.random.default_rng(7).uniform(-1, 1, (STEPS, 7)).astype(np.float32)
@@ -31,7 +36,7 @@ def actions() -> np.ndarray:
 
 def adapter(benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
     opened = pkgutil.resolve_name(benchmark.simulator)
-    simulator = opened(benchmark.tasks, 256, ("image", "wrist_image"), **benchmark.simulator_kwargs)
+    simulator = opened(benchmark.tasks, size_of(benchmark), ("image", "wrist_image"), **benchmark.simulator_kwargs)
     simulator.reset(StartState(task_id=0, trial_id=0))
     log: dict[str, list[np.ndarray]] = {}
     for action in [None, *actions()]:
@@ -92,8 +97,8 @@ def upstream(wrapper: Any, benchmark: Benchmark) -> dict[str, list[np.ndarray]]:
     states = f"libero_newobj/{suite}/{name}" if change.axis == "layout" else f"{suite}/{change.base}"
     env = wrapper.OffScreenRenderEnv(
         bddl_file_name=str(files / "bddl_files" / suite / f"{name.partition('_noise_')[0]}.bddl"),
-        camera_heights=256,
-        camera_widths=256,
+        camera_heights=size_of(benchmark),
+        camera_widths=size_of(benchmark),
     )
     env.seed(0)
     env.reset()

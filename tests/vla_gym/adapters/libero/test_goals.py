@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from tests.vla_gym.adapters.libero import libero_probe
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
 from vla_gym.adapters.libero.goals import Condition, goal_satisfied  # noqa: E402
@@ -94,40 +94,6 @@ def test_a_joint_condition_compares_with_its_threshold(scene, compare: str, at_t
     assert check(condition, scene, slide=0.4) is compare.startswith("<")
 
 
-COMPARE_WITH_UPSTREAM = """
-import sys
-import mujoco, numpy as np
-from vla_gym.adapters.libero.compile import bddl_file
-from vla_gym.adapters.libero.goals import goal_satisfied
-from vla_gym.registry import find_benchmark
-from vla_gym.adapters.libero.upstream import make_domain, read_goal
-task = find_benchmark(sys.argv[1]).tasks[0]
-domain = make_domain(bddl_file(task.suite, task.name))
-model, data = domain.sim.model._model, domain.sim.data._data
-goal = read_goal(domain)
-rng, seen = np.random.default_rng(0), []
-home = data.qpos.copy()
-for _ in range(300):
-    data.qpos[:] = home
-    for condition in goal:
-        if condition.kind == "joint":
-            data.qpos[list(condition.qpos)] = condition.threshold + rng.uniform(-0.1, 0.1)
-            continue
-        joint = model.body_jntadr[condition.body]
-        place = data.xpos if condition.kind == "on_object" else data.site_xpos
-        spread = rng.choice([0.01, 0.1])
-        address = model.jnt_qposadr[joint]
-        data.qpos[address : address + 3] = place[condition.target] + rng.uniform(-spread, spread, 3)
-    mujoco.mj_forward(model, data)
-    solved = bool(domain._check_success())
-    assert goal_satisfied(goal, model, data) == solved, (task.name, data.qpos)
-    seen.append(solved)
-print(sum(seen), "of", len(seen), "solved")
-assert 5 <= sum(seen) <= 295
-"""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "env_id",
     [
@@ -138,13 +104,7 @@ assert 5 <= sum(seen) <= 295
         ),
     ],
 )
-def test_goals_agree_with_liberos_own_predicates_on_300_placements(env_id: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MUJOCO_GL": "disable"}
-    environment.pop("PYOPENGL_PLATFORM", None)  # of a test before, which drew in this process
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARE_WITH_UPSTREAM, env_id],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_goals_agree_with_liberos_own_predicates_on_300_placements(env_id: str, probe: Callable[..., Any]) -> None:
+    found = probe(libero_probe.goals, env_id, 300)
+    assert all(ours == theirs for ours, theirs in found)
+    assert 5 <= sum(solved for _, solved in found) <= 295

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,10 +20,10 @@ import vla_gym.adapters.libero.osc
 
 
 @pytest.mark.sim
-def test_the_log_file_of_another_users_robosuite_is_left_alone() -> None:
+def test_it_comes_up_beside_another_users_log_file_and_where_gpus_are_named_by_uuid() -> None:
     """robosuite logs to /tmp/robosuite.log, which on a shared machine belongs to whoever came first."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED_BESIDE_ANOTHER_USER], capture_output=True, text=True, check=False
-    )
+    environ = {**os.environ, "MUJOCO_EGL_DEVICE_ID": "3", "CUDA_VISIBLE_DEVICES": "GPU-1f,GPU-2e"}
+    command = [sys.executable, "-c", IMPORTED_BESIDE_ANOTHER_USER]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "macro file" not in done.stderr

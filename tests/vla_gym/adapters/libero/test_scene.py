@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid, _unpacked
-
-QUARTER_ABOUT_X = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)
 
 
 def solid(seed: int) -> Solid:

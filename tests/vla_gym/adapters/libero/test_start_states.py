@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.vla_gym.adapters.libero import libero_probe
 from vla_gym import find_benchmark, make_vec
 from vla_gym.errors import UnknownName
-from vla_gym.workers.process_pool import worker_environment
 
 pytestmark = pytest.mark.sim
-PROBE = Path(__file__).with_name("libero_starts_probe.py")
+Probe = Callable[..., Any]
 TASKS = ("LIBERO-Object/4", "LIBERO-Spatial/4")
 """Seven things on the floor; and a bowl in an open drawer, which moves with it, beside one on top of the cabinet."""
-SAMPLED = ("train:0", "train:1", "train:7", "test:0", "test:1")
-
-
-def probe(env_id: str, *words: str) -> dict[str, Any]:
-    environment = worker_environment(find_benchmark(env_id), os.environ, worker=0, num_workers=1)
-    command = [sys.executable, str(PROBE), env_id, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+SAMPLED = ("train:0", "train:1", "test:0", "test:999")
 
 
 @pytest.fixture(scope="module", params=[pytest.param(TASKS[0], marks=pytest.mark.thorough), TASKS[1]])
-def seen(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return request.param, probe(request.param, "published:0", *SAMPLED)
+def seen(request: pytest.FixtureRequest, probe: Probe) -> tuple[str, dict[str, Any]]:
+    return request.param, probe(libero_probe.settled, request.param, ("published:0", *SAMPLED))
 
 
 def test_things_stay_where_they_are_put_and_the_task_is_to_be_done(seen: tuple[str, dict[str, Any]]) -> None:
@@ -44,16 +31,6 @@ def test_things_stay_where_they_are_put_and_the_task_is_to_be_done(seen: tuple[s
         assert not starts[name]["solved"]
         # What settles lower than in the published state has fallen from somewhere.
         np.testing.assert_allclose(starts[name]["heights"], starts["published:0"]["heights"], atol=0.01)
-
-
-def test_another_process_in_another_order_sees_the_same(seen: tuple[str, dict[str, Any]]) -> None:
-    env_id, starts = seen
-    again = probe(env_id, *reversed(SAMPLED))
-    assert again == {name: starts[name] for name in SAMPLED}
-
-
-def test_every_start_state_is_its_own(seen: tuple[str, dict[str, Any]]) -> None:
-    _, starts = seen
     assert len({start["fingerprint"] for start in starts.values()}) == len(starts)
     arms = np.array([start["row"][1:8] for start in starts.values()])
     assert len(np.unique(arms[:, 0])) == len(arms)
@@ -74,27 +51,27 @@ def test_the_published_states_lie_in_the_regions_that_are_drawn_from() -> None:
         np.testing.assert_allclose(rows[:, 3 + placing.qpos], placing.base_3[2], atol=1e-9)
 
 
-@pytest.mark.slow
-def test_upstreams_samplers_place_things_in_the_same_way() -> None:
-    answer = probe(TASKS[0], "upstream", "5")
+def test_upstreams_samplers_place_things_in_the_same_way(probe: Probe) -> None:
+    answer = probe(libero_probe.samplers, TASKS[0], 5)
     assert answer["objects"] == answer["expected"] == 7
     assert answer["apart"] < 1e-6  # upstream multiplies turns in float32
 
 
-def test_the_vector_environment_deals_sampled_starts() -> None:
-    envs = make_vec("LIBERO-Object/4", 2, sampled_starts=1000, split="test", num_workers=1, image_size=64)
+def test_the_vector_environment_deals_sampled_starts_the_same_in_every_process(
+    seen: tuple[str, dict[str, Any]],
+) -> None:
+    env_id, starts = seen
+    envs = make_vec(env_id, 2, sampled_starts=1000, split="test", num_workers=1, image_size=64)
     try:
         assert envs.benchmark.tasks[0].num_trials == 1000
         record = envs.protocol()
-        starts = {"task_id": np.array([0, 0]), "trial_id": np.array([0, 999])}
-        _, infos = envs.reset(options=starts)
+        _, infos = envs.reset(options={"task_id": np.array([0, 0]), "trial_id": np.array([999, 0])})
     finally:
         envs.close()
     assert record["options"] == {"sampled_starts": 1000}
     assert record["constants"]["trials_per_task"] == 1000
     assert "split test" in record["constants"]["start_states"]
-    first = probe("LIBERO-Object/4", "test:0")["test:0"]["fingerprint"]
-    assert infos["start_state"][0] == first != infos["start_state"][1]
+    assert infos["start_state"].tolist() == [starts[name]["fingerprint"] for name in ("test:999", "test:0")]
 
 
 def test_the_published_protocol_is_the_default_and_called_so() -> None:
