@@ -139,3 +139,8 @@ def test_what_most_runs_do_without_is_not_loaded() -> None:
 
 def test_using_a_policy_loads_torch_and_no_simulator() -> None:
     assert loaded_by("from vla_policies import VLAPolicy; from zoo import PPO, GRPO", *SIMULATORS, "torch") == {"torch"}
+
+
+def test_a_worker_with_its_slots_loads_neither_torch_nor_another_simulator() -> None:
+    slots = "import vla_gym, vla_gym.workers.worker; vla_gym.make_vec('Toy-Reach', 2).reset()"
+    assert loaded_by(slots, *HEAVY) == set()

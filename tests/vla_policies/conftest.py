@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,15 @@ def obs() -> dict[str, torch.Tensor]:
         "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
         "instruction": torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in SENTENCES])),
     }
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object] | None = None, **values: Any) -> None:
+    """Change a JSON file's object in place: set values, or what `change` does to it."""
+    content = json.loads(path.read_text())
+    content.update(values)
+    if change is not None:
+        change(content)
+    path.write_text(json.dumps(content))
 
 
 def tiny_policy(family: str, options: Mapping[str, Any] | None = None, **settings: Any) -> VLAPolicy:

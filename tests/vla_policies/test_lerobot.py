@@ -9,10 +9,8 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_policies.processing.statistics import Statistics
 from vla_policies.vlm_flow.lerobot import (
     check_supported,
-    feature_dims,
     known_cameras,
     lerobot_statistics,
-    normalizations,
     write_processors,
 )
 
@@ -31,12 +29,6 @@ def write(folder: Path) -> None:
         (steps, [{"registry_name": "unnormalizer_processor", "config": {"features": {}}}]),
         {"state": STATE, "action": ACTION},
     )
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert lerobot_statistics(tmp_path) == {"default": {"state": STATE, "action": ACTION}}
-    assert (tmp_path / "policy_postprocessor_step_0_unnormalizer_processor.safetensors").is_file()
 
 
 def test_the_file_of_statistics_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -59,17 +51,6 @@ def test_the_file_of_statistics_is_the_one_that_is_named(tmp_path: Path) -> None
 
 def test_without_files_there_are_no_statistics(tmp_path: Path) -> None:
     assert lerobot_statistics(tmp_path) == {}
-
-
-def test_normalizations_and_dims() -> None:
-    mapping = {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "IDENTITY"}}
-    assert normalizations(mapping, "quantiles", "here") == ("mean_std", None)
-    assert normalizations({}, "quantiles", "here") == ("quantiles", "quantiles")
-    declared = {"input_features": {"observation.state": {"shape": [6]}}}
-    # A published file declares 6 numbers where its statistics, and its data, have 2.
-    assert feature_dims(declared, "observation.state", STATE, 32) == 2
-    assert feature_dims(declared, "observation.state", None, 32) == 6
-    assert feature_dims({}, "observation.state", None, 32) == 32
 
 
 @pytest.mark.parametrize("name", ["adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "use_relative_actions"])

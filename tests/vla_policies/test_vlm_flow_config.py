@@ -1,49 +1,21 @@
-"""Configs of pi0, pi0.5 and SmolVLA: JSON and back, single settings by name, sizes that no network has."""
+"""Configs of pi0, pi0.5 and SmolVLA: single settings by name, sizes that no network has."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from vla_gym.errors import BadValue, UnknownName, VLAZooError
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.modules.lora_config import LoraSettings
 from vla_policies.modules.streams import GemmaShape
-from vla_policies.pi0.config import NetworkShape, Pi0Config, VisionShape
+from vla_policies.pi0.config import NetworkShape, VisionShape
 from vla_policies.pi0.config import tiny_config as tiny_pi0
-from vla_policies.processing.statistics import Statistics
 from vla_policies.smolvla.config import NetworkShape as SmolVLAShape
-from vla_policies.smolvla.config import SmolVLAConfig
 from vla_policies.smolvla.config import tiny_config as tiny_smolvla
-from vla_policies.vlm_flow.config import VLMFlowConfig
 
-STATE = Statistics(mean=(1.0,), std=(2.0,))
 FULL = SmolVLAShape()
-
-
-def changed_pi0() -> Pi0Config:
-    config = tiny_pi0("pi0").with_options({"noise_std": [0.1, 0.2], "delta_dims": 1, "value_hidden": [8, 4]})
-    return replace(config, preprocessing=replace(config.preprocessing, state=STATE))
-
-
-def changed_smolvla() -> SmolVLAConfig:
-    config = tiny_smolvla().with_options({"lora": {"rank": 4, "targets": ["q_proj"]}})
-    preprocessing = replace(config.preprocessing, state=STATE)
-    return replace(config, preprocessing=preprocessing, published={"input_features": {"a": {"shape": [3]}}})
-
-
-@pytest.mark.parametrize("config", [changed_pi0(), changed_smolvla()])
-def test_json_and_back(config: VLMFlowConfig) -> None:
-    values = json.loads(json.dumps(to_json(config)))
-    assert from_json(type(config), values, "here") == config
-    with pytest.raises(UnknownName, match="'flw'"):
-        from_json(type(config), {**values, "flw": {}}, "here")
-    values["network"]["vision"]["patch"] = 14
-    with pytest.raises(UnknownName, match="vision of network of here 'patch'"):
-        from_json(type(config), values, "here")
 
 
 def test_settings_are_changed_where_they_belong() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vla_gym.adapters.toy import COLOURS
-from vla_gym.plugins.lerobot_env import LeRobotEnv, lerobot_observation
+from vla_gym.plugins.lerobot_env import LeRobotEnv
 
 PLUGIN = "vla_gym.plugins.lerobot"
 NAMES = "image", "image2"
@@ -46,12 +46,6 @@ def towards(image: np.ndarray, colour: str) -> np.ndarray:
     places = [np.argwhere((image == rgb).all(-1)).mean(0)[::-1] for rgb in ((20, 20, 20), COLOURS[colour])]
     offset = places[1] - places[0]
     return (offset / np.abs(offset).max()).astype(np.float32)
-
-
-def test_names() -> None:
-    obs = {"image": 1, "wrist_image": 2, "state": 3, "instruction": "go"}
-    assert lerobot_observation(obs, one_image=False) == {"pixels": {"image": 1, "image2": 2}, "agent_pos": 3}
-    assert lerobot_observation({"image": 1, "instruction": "go"}, one_image=True) == {"pixels": 1}
 
 
 def test_consecutive_seeds_play_every_start_state_and_success_is_in_the_info() -> None:

@@ -45,16 +45,6 @@ def test_an_ended_episode_resets_in_the_same_step(make: Make) -> None:
     assert all(np.array_equal(kept[key], last["terminal_observation"][key]) for key in kept)
 
 
-def test_used_up_slots_are_idle_and_never_done(make: Make) -> None:
-    env = view(make)
-    env.reset()
-    for _ in range(3):
-        _, _, done, infos = env.step(ACTION)
-    assert infos[0]["idle"]
-    assert not done[0]
-    assert infos[0]["task_id"] == -1
-
-
 def test_a_whole_grid_is_evaluated_and_no_more(make: Make) -> None:
     env = make("Toy-Reach", 4, chunk=12, schedule="grid").as_sb3()
 

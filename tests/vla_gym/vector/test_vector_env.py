@@ -207,19 +207,6 @@ def test_weights_hold_for_the_episodes_that_begin_after_them(make: Make) -> None
     )
 
 
-def test_seeds(make: Make) -> None:
-    envs = make(scripted_benchmark((1,), num_trials=1000), 2, seed=3)
-
-    def starts(count: int) -> list[list[str]]:
-        return [envs.reset()[1]["start_state"].tolist() for _ in range(count)]
-
-    first = starts(4)
-    assert first[0] != first[1]
-    assert [envs.reset(seed=3)[1]["start_state"].tolist(), *starts(3)] == first
-    assert [envs.reset(seed=4)[1]["start_state"].tolist(), *starts(3)] != first
-    assert envs.np_random_seed == 4
-
-
 def test_observations_are_fresh_arrays(make: Make) -> None:
     envs = scripted(make, "next_step")
     first, _ = envs.reset()

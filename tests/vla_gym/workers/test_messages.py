@@ -5,9 +5,7 @@ import pytest
 
 from vla_gym.errors import MissingDependency
 from vla_gym.observation import ObservationLayout
-from vla_gym.specs import StartState
 from vla_gym.workers.messages import (
-    Command,
     EpisodeStats,
     Failure,
     MemoryLayout,
@@ -15,34 +13,10 @@ from vla_gym.workers.messages import (
     SlotMemory,
     actions_from_text,
     actions_to_text,
-    read_commands,
     read_reply,
-    write_commands,
     write_failure,
     write_reports,
 )
-
-LAYOUT = MemoryLayout(
-    num_slots=2, chunk=3, action_dim=2, observation=ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
-)
-
-
-def test_commands_there_and_back() -> None:
-    memory = SlotMemory(LAYOUT)
-    rng = np.random.default_rng(0)
-    step_KA = rng.random((3, 2), dtype=np.float32)
-    log_TA = rng.random((5, 2), dtype=np.float32)
-    start = StartState(task_id=1, trial_id=4)
-    commands = [
-        Command(slot=0, start=start, kind="step", action_TA=step_KA),
-        Command(slot=1, start=start, kind="replay", action_TA=log_TA),
-        Command(slot=1, start=start, kind="reset"),
-    ]
-    found = read_commands(write_commands(commands, memory), memory)
-    assert found == commands
-    assert np.array_equal(found[0].action_TA, step_KA)
-    assert np.array_equal(found[1].action_TA, log_TA)
-    assert found[2].action_TA is None
 
 
 def test_reports_there_and_back_exactly() -> None:

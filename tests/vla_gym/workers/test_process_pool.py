@@ -60,36 +60,30 @@ def test_processes_and_this_process_give_the_same_numbers(make: Make) -> None:
         assert numbers(make("Toy-Reach", 5, chunk=3, num_workers=num_workers), 30) == local
 
 
-def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
-    envs = failing(make, "raise")
+SLOT_2 = "Scripted, slot 2, task 2 (task_2), trial 0, during step"
+
+
+@pytest.mark.parametrize(
+    ("failure", "slot", "words"),
+    [
+        # The file stands at the traceback's end, from the worker's stderr.
+        ("raise", 2, ["raised ZeroDivisionError: the arm fell off", SLOT_2, "scripted_simulator.py"]),
+        ("die", 1, ["killed by SIGKILL", "slot 1", "slot 2", "about to die"]),
+        ("hang", 0, ["hung for 0.5 s", "slot 0"]),
+    ],
+)
+def test_a_failure_says_where_and_what_and_ends_all_workers(
+    make: Make, alive: Alive, failure: str, slot: int, words: list[str]
+) -> None:
+    envs = failing(make, failure, step_timeout=0.5 if failure == "hang" else 60.0)
     envs.reset()
     pids = envs.worker_pids
     with pytest.raises(WorkerFailed) as caught:
-        envs.step(trigger(2))
+        envs.step(trigger(slot))
     message = str(caught.value)
-    assert "raised ZeroDivisionError: the arm fell off" in message
-    assert "Scripted, slot 2, task 2 (task_2), trial 0, during step" in message
-    assert "scripted_simulator.py" in message  # the traceback's end, from the worker's stderr
+    assert all(word in message for word in words), message
     assert "\n" not in message
     assert envs.closed
-    assert not any(map(alive, pids))
-
-
-def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
-    envs = failing(make, "die")
-    envs.reset()
-    pids = envs.worker_pids
-    with pytest.raises(WorkerFailed, match=r"killed by SIGKILL.*slot 1.*slot 2.*about to die"):
-        envs.step(trigger(1))
-    assert not any(map(alive, pids))
-
-
-def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
-    envs = failing(make, "hang", step_timeout=0.5)
-    envs.reset()
-    pids = envs.worker_pids
-    with pytest.raises(WorkerFailed, match=r"hung for 0.5 s.*slot 0"):
-        envs.step(trigger(0))
     assert not any(map(alive, pids))
 
 
@@ -168,17 +162,6 @@ def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
     assert other.finished.tolist() == [False, True, True]
 
 
-def test_close_is_quick_and_final(alive: Alive) -> None:
-    envs = make_vec("Toy-Reach", 4, num_workers=2)
-    envs.reset()
-    pids = envs.worker_pids
-    began = time.monotonic()
-    envs.close()
-    assert time.monotonic() - began < 4.0  # under the grace: the workers end by themselves
-    assert not any(map(alive, pids))
-    envs.close()
-
-
 def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
     """A program that makes two workers, prints their ids, then runs `body`."""
     script = f"""
@@ -241,7 +224,7 @@ def test_no_worker_outlives_the_program(body: str, send: signal.Signals | None, 
     assert gone(pids, alive)
 
 
-def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
+def test_close_is_quick_and_final_and_gives_everything_back(alive: Alive) -> None:
     def held() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), maps.count("memfd:vla-gym")
@@ -251,6 +234,10 @@ def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
         envs.reset()
         envs.step(np.zeros((4, 1, 2), dtype=np.float32))
         assert held()[1] > before[1]
+        pids, began = envs.worker_pids, time.monotonic()
+        envs.close()
+        assert time.monotonic() - began < 4.0  # under the grace: the workers end by themselves
+        assert not any(map(alive, pids))
         envs.close()
 
     gc.collect()  # environments that earlier tests left to the collector

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies import VLAPolicy
 from vla_policies.checkpoint_io.manifest import (
@@ -46,12 +47,6 @@ def as_before(folder: Path) -> None:
     (folder / MANIFEST_FILE).unlink()
 
 
-def edited(path: Path, change: Callable[[dict], None]) -> None:
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-
-
 def flip_last_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -71,7 +66,7 @@ def test_a_change_is_named_and_opens_on_demand_alone(saved: Path, name: str, for
         as_before(saved)
     VLAPolicy.from_pretrained(saved, device="cpu")
     if name == "config.json":
-        edited(saved / name, lambda values: values["sampling"].update(temperature=1.1))
+        edit_json(saved / name, lambda values: values["sampling"].update(temperature=1.1))
     else:
         flip_last_bit(saved / name)
     with pytest.raises(BadValue, match=f"{name} has other content .* verify: false"):
@@ -131,7 +126,7 @@ def swap_two_words(base: Path) -> None:
         first, second = list(words)[10:12]
         words[first], words[second] = words[second], words[first]
 
-    edited(base / "tokenizer.json", change)
+    edit_json(base / "tokenizer.json", change)
 
 
 def triple_statistics(base: Path) -> None:
@@ -139,7 +134,7 @@ def triple_statistics(base: Path) -> None:
         for data_set in values.values():
             data_set["action"]["q99"] = [3 * value for value in data_set["action"]["q99"]]
 
-    edited(base / "dataset_statistics.json", change)
+    edit_json(base / "dataset_statistics.json", change)
 
 
 @pytest.mark.parametrize(

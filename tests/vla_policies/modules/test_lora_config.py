@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue
 from vla_policies.modules.lora_config import LoraSettings, adapter_settings
 
@@ -16,8 +16,7 @@ from vla_policies.modules.lora_config import LoraSettings, adapter_settings
 def written(folder: Path, **changes: Any) -> Path:
     """Write an adapter's settings as peft does, with changes."""
     LoraConfig(r=3, lora_alpha=6, target_modules=["q"], base_model_name_or_path="base").save_pretrained(str(folder))
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    edit_json(folder / "adapter_config.json", **changes)
     return folder
 
 

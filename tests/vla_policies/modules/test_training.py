@@ -1,4 +1,4 @@
-"""Checkpointing, autocast, FSDP2's units, the optimiser."""
+"""Checkpointing, autocast, the optimiser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from vla_policies.modules.training import (
     in_float32,
     parameter_groups,
     store_activations,
-    units,
     without_autocast,
 )
 
@@ -60,23 +59,6 @@ def test_layers_multiply_in_float32_whatever_their_weights_and_autocast(autocast
         y = in_float32(layers, torch.tensor([[1.001, 1.002]]))
     assert y.dtype == torch.float32
     assert y.item() == pytest.approx(3.505, abs=1e-6)
-
-
-class Stack(nn.Module):
-    """Three blocks, one of which has a list inside, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Sequential(nn.ModuleList([nn.Linear(2, 2)] * 2)), nn.Tanh()])
-        self.head = nn.Linear(2, 2)
-
-
-def test_units_are_blocks_and_the_rest() -> None:
-    stack = Stack()
-    assert units(stack) == [stack.blocks[0], stack.blocks[1], stack]
-    # A family that runs parts of a block by hand says so.
-    stack.blocks[0].run_in_parts = True
-    assert units(stack) == [stack.blocks[1], stack]
 
 
 def test_a_group_steps_with_its_own_rate_and_lr_reads_the_same() -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
@@ -38,12 +39,6 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 def open_policy(name: Path, **kwargs: Any) -> VLAPolicy:
     return VLAPolicy.from_pretrained(name, device="cpu", **{"unnorm_key": KEY, **kwargs})
-
-
-def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    values = json.loads(path.read_text())
-    edit(values)
-    path.write_text(json.dumps(values))
 
 
 def test_a_published_folder_becomes_a_policy(folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.checkpoint_io.manifest import MANIFEST_FILE
@@ -79,9 +80,7 @@ def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_p
     output = load_file(folder / "model.safetensors")["language_model.lm_head.weight"].clone()
     tensors["base_model.model.language_model.lm_head.base_layer.weight"] = output
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    values = json.loads((tmp_path / "adapter_config.json").read_text())
-    values["base_model_name_or_path"] = str(folder)
-    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    edit_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(folder))
     policy = open_policy(tmp_path)
     assert policy.backbone.config.unnorm_key == "bridge_orig"
     plain = open_policy(folder)
@@ -154,8 +153,7 @@ def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(folder: Path, ob
         r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, rank_pattern={"q_proj": 2}
     )
     peft.get_peft_model(network, config).save_pretrained(tmp_path)
-    path = tmp_path / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(folder)}))
+    edit_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(folder))
     policy = open_policy(tmp_path)
     with pytest.raises(BadValue, match="use save_trained, or merge_adapter before save"):
         policy.save(tmp_path / "policy.zip")

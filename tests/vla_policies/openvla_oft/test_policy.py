@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import VLAPolicy
 from vla_policies.model_folder import Request
@@ -90,9 +91,10 @@ def only_data_set(source: Path, target: Path, name: str) -> None:
     for file in source.glob("*.json"):
         shutil.copyfile(file, target / file.name)
     (target / "dataset_statistics.json").unlink()
-    config = json.loads((target / "config.json").read_text())
-    config["norm_stats"] = {name: next(iter(config["norm_stats"].values()))}
-    (target / "config.json").write_text(json.dumps(config))
+    edit_json(
+        target / "config.json",
+        lambda config: config.update(norm_stats={name: next(iter(config["norm_stats"].values()))}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,9 +191,8 @@ def unmerged(folder: Path, tmp_path: Path) -> Path:
     for file in folder.iterdir():
         if not file.name.startswith(("golden", "value_heads", "dataset_statistics", "action_head", "proprio")):
             shutil.copyfile(file, base / file.name)
-    edited = json.loads((base / "config.json").read_text())
-    edited["norm_stats"] = dict.fromkeys(OPEN_X, next(iter(edited["norm_stats"].values())))
-    (base / "config.json").write_text(json.dumps(edited))
+    numbers = next(iter(json.loads((base / "config.json").read_text())["norm_stats"].values()))
+    edit_json(base / "config.json", norm_stats=dict.fromkeys(OPEN_X, numbers))
     peft_folder = tmp_path / "peft"
     VLAPolicy.from_pretrained(base, "openvla-oft", OPEN_X[1], backbone_kwargs=LORA, device="cpu").save_adapter(
         peft_folder

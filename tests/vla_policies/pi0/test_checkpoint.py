@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.mock_checkpoints import pi0_shapes, rlinf_pi0, write_sparse
+from tests.vla_policies.conftest import edit_json
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
@@ -95,12 +96,7 @@ def save_statistics(folder: Path) -> None:
 
 
 def map_normalization(folder: Path, mapping: object) -> None:
-    """Write `normalization_mapping`; `...` takes it out."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["normalization_mapping"]
-    if mapping is not ...:
-        config["normalization_mapping"] = mapping
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", normalization_mapping=mapping)
 
 
 OLD_NAMES = (
@@ -122,11 +118,9 @@ def old_folder(golden: Golden, folder: Path, **settings: object) -> Path:
         tensors |= {f"{part}.buffer_{key}.mean": torch.full((7,), 0.5), f"{part}.buffer_{key}.std": torch.ones(7) * 2}
     tensors["normalize_targets.buffer_action.mean"] = torch.full((7,), torch.inf)
     save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("num_inference_steps", None)
     old = {"num_steps": 7, "resize_imgs_with_padding": [224, 224], "proj_width": 1024, "adapt_to_pi_aloha": False}
-    config |= old | {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}} | settings
-    (folder / "config.json").write_text(json.dumps(config))
+    old |= {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}} | settings
+    edit_json(folder / "config.json", lambda config: config.pop("num_inference_steps", None), **old)
     return folder
 
 

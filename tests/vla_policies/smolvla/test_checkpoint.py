@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.vla_policies.conftest import edit_json
 from vla_gym import find_benchmark
 from vla_gym.errors import MissingDependency
 from vla_policies import Conventions, VLAPolicy
@@ -74,12 +74,11 @@ def test_published_fine_tunes_fit_their_benchmark(
     assert benchmark.action_spec.gripper == "plus_one_closes"
     folder = tmp_path / "checkpoint"
     shutil.copytree(joint.folder / "checkpoint", folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["input_features"] = {"observation.state": {"type": "STATE", "shape": [declared]}} | {
+    features = {"observation.state": {"type": "STATE", "shape": [declared]}} | {
         f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 256, 256]} for name in pictures
     }
-    config |= {"empty_cameras": empty, "vlm_model_name": str(joint.folder / "vlm")}
-    (folder / "config.json").write_text(json.dumps(config))
+    vlm = str(joint.folder / "vlm")
+    edit_json(folder / "config.json", input_features=features, empty_cameras=empty, vlm_model_name=vlm)
     numbers = {
         f"{name}.{kind}": torch.ones(dims[part])
         for part, name in (("state", "observation.state"), ("action", "action"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.vla_policies.conftest import FLOW_CONVENTIONS
+from tests.vla_policies.conftest import FLOW_CONVENTIONS, edit_json
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
@@ -135,11 +135,9 @@ def trained_by_lerobot(joint: Golden, tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copyfile(tmp_path / "peft" / name, folder / name)
-    settings = json.loads((base / "config.json").read_text())
-    settings |= {"use_peft": True, "n_action_steps": 3, "num_steps": 7}
-    (folder / "config.json").write_text(json.dumps(settings))
-    for file in base.glob("policy_*"):
+    for file in (base / "config.json", *base.glob("policy_*")):
         shutil.copyfile(file, folder / file.name)
+    edit_json(folder / "config.json", use_peft=True, n_action_steps=3, num_steps=7)
     for path in folder.glob("policy_*.safetensors"):
         save_file({name: 10 * tensor for name, tensor in load_file(path).items()}, path)
     return folder

@@ -1,4 +1,4 @@
-"""What an expert reads of a scene: boxes by hand on a two-body scene, and the way through a vector."""
+"""What an expert reads of a scene: boxes by hand on a two-body scene."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid, _unpacked
-
-
-def solid(seed: int) -> Solid:
-    numbers = np.random.default_rng(seed).normal(size=Solid.SIZE)
-    return _unpacked(Solid, iter(numbers))
-
-
-PLACING = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
-MOVING = Moving(met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5)
-HAND = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
-
-
-def test_a_scene_survives_the_way_through_a_vector() -> None:
-    vector = Scene(hand=HAND, parts=(MOVING, PLACING)).to_vector()
-    assert vector.shape == (Scene.SIZE,) == (7 + 4 * 41,)
-    again = Scene.from_vector(vector)
-    assert [type(part) for part in again.parts] == [Moving, Placing]
-    np.testing.assert_array_equal(again.to_vector(), vector)
-    found, put = again.parts
-    assert isinstance(found, Moving)
-    assert (found.met, found.turns, found.way) == (False, True, -0.5)
-    assert isinstance(put, Placing)
-    np.testing.assert_array_equal(put.target.half_3, PLACING.target.half_3)
-
+from vla_gym.adapters.libero.scene import Moving, Placing
 
 SCENE = """
 <mujoco>

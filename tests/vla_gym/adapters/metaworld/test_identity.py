@@ -118,23 +118,6 @@ def test_a_start_state_is_one_state_whatever_came_before(task: str) -> None:
         np.testing.assert_array_equal(first._env.data.qpos, second._env.data.qpos)
 
 
-@pytest.mark.parametrize("task", ["drawer-close", pytest.param("door-open", marks=pytest.mark.thorough)])
-def test_the_scripted_expert_solves_the_task_through_our_door(task: str) -> None:
-    sim, scripted = simulator(task, protocol="lerobot"), expert(task)
-    sim.reset(StartState(task_id=0, trial_id=0))
-    steps = 0
-    while steps < 500:
-        steps += 1
-        action = np.clip(scripted.get_action(sim.privileged()), -1, 1).astype(np.float32)
-        outcome = sim.step(action)
-        assert outcome.terminated == outcome.success
-        assert outcome.reward == float(outcome.success)
-        if outcome.success:
-            break
-    assert outcome.success, f"unsolved after {steps} steps"
-    assert steps > 5
-
-
 def test_the_dense_reward_is_upstream_s() -> None:
     sparse, dense = simulator("reach"), simulator("reach", task_reward="dense")
     start = StartState(task_id=0, trial_id=0)

@@ -1,15 +1,11 @@
-"""The download against a server on the loopback and a folder that stands for the Hub."""
+"""The download from a file and a folder that stand for the web and the Hub."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import threading
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +34,19 @@ def zipped(files: dict[str, bytes]) -> bytes:
 class Sources:
     """What the three sources hold."""
 
-    robot_url: str
-    web: Path
+    robot: Path
     pack: dict[str, bytes]
     table: bytes
 
     def put_robot(self, urdf: bytes) -> None:
         data = zipped({"ManiSkill-WidowX250S-0.2.0/wx250s.urdf": urdf, "ManiSkill-WidowX250S-0.2.0/m/a.stl": b"x"})
-        (self.web / "robot.zip").write_bytes(data)
+        self.robot.write_bytes(data)
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources]:
-    web = tmp_path / "web"
-    web.mkdir()
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(web)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     table = zipped({f"{download.TABLE_MEMBERS}bridge_table_1_v1.glb": b"table", "bridge_v2_real2sim_dataset/big": b"-"})
-    made = Sources(f"http://127.0.0.1:{server.server_port}/robot.zip", web, dict(FILES), table)
+    made = Sources(tmp_path / "robot.zip", dict(FILES), table)
     monkeypatch.setattr(download, "ROBOT_URDF_SHA256", hashlib.sha256(b"<robot/>").hexdigest())
     made.put_robot(b"<robot/>")
 
@@ -73,14 +63,12 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
-    yield made
-    server.shutdown()
-    server.server_close()
+    return made
 
 
 def fetch(sources: Sources, root: Path) -> None:
     sha256 = hashlib.sha256(sources.table).hexdigest()
-    download.download(root, robot_url=sources.robot_url, table_sha256=sha256)
+    download.download(root, robot_url=sources.robot.as_uri(), table_sha256=sha256)
 
 
 def test_everything_arrives_where_it_is_looked_for(sources: Sources, tmp_path: Path) -> None:

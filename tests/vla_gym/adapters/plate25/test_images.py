@@ -11,15 +11,6 @@ FOREGROUND[3:7, 4:10] = True
 FOREGROUND[5, 6] = False
 
 
-def test_foreground_is_untouched_and_all_else_is_photo() -> None:
-    seen = green_screen(DRAWN, FOREGROUND, PHOTO)
-    assert seen.dtype == np.uint8
-    np.testing.assert_array_equal(seen[FOREGROUND], DRAWN[FOREGROUND])
-    np.testing.assert_array_equal(seen[~FOREGROUND], PHOTO[~FOREGROUND])
-    assert not np.shares_memory(seen, DRAWN)
-    assert not np.shares_memory(seen, PHOTO)
-
-
 def test_a_whole_texture_lies_on_everything_and_moves_with_the_box() -> None:
     black = np.zeros_like(DRAWN)
     ramp = np.zeros((24, 32, 3), dtype=np.uint8)
