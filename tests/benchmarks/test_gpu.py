@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -100,11 +98,3 @@ def test_what_cannot_be_measured_is_one_line(
     error = capsys.readouterr().err
     assert argv[0] in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_it_runs_on_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--device", "cuda", "-o", str(tmp_path)]
-    done = subprocess.run([*command, "--stages", "act", "update"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

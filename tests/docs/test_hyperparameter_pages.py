@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Annotated, Literal
 
 import pytest
-from hyperparameter_pages import flat, recipes_page, settings, settings_page, type_words
+from hyperparameter_pages import settings, settings_page, type_words
 
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.nano.config import NanoConfig
@@ -46,15 +46,3 @@ def test_every_setting_has_a_row_with_a_meaning() -> None:
     for config in (PPOConfig, GRPOConfig, NanoConfig, FlowSettings, Learning):
         assert {row[0] for row in settings(config) if not row[3]} == set()
         assert all(f"| `{field.name}` |" in page for field in fields(config))
-
-
-def test_recipes_show_nested_settings_and_schedules() -> None:
-    assert list(flat({"a": {"b": {"schedule": "linear", "start": 1}}, "source": "x"})) == [
-        ("a.b", {"schedule": "linear", "start": 1})
-    ]
-    page = recipes_page(
-        "PPO", "# What they are.\n\nToy/nano:\n  source: a | b\n  lr: {schedule: linear, start: 1}\n", "x"
-    )
-    assert "What they are." in page
-    assert "## Toy/nano\n\na \\| b\n" in page
-    assert "| `lr` | `{schedule: linear, start: 1}` |" in page

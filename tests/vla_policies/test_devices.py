@@ -7,7 +7,7 @@ import torch
 
 from tests.vla_policies.conftest import tiny_policy
 from vla_policies import VLAPolicy
-from vla_policies.devices import built_for, constant, download, for_gpu, upload
+from vla_policies.devices import built_for, download, for_gpu, upload
 
 CPU = torch.device("cpu")
 
@@ -16,13 +16,6 @@ def test_what_lies_on_the_device_is_not_copied() -> None:
     x = torch.arange(3)
     assert upload(x, CPU) is x
     assert download([x])[0] is x
-
-
-def test_a_constant_is_made_once() -> None:
-    first = constant(((1.0, 2.0), (3.0, 4.0)), torch.float64, CPU)
-    assert first.tolist() == [[1, 2], [3, 4]]
-    assert first.dtype == torch.float64
-    assert constant(((1.0, 2.0), (3.0, 4.0)), torch.float64, CPU) is first
 
 
 def vlm_dtypes(policy: VLAPolicy) -> set[torch.dtype]:

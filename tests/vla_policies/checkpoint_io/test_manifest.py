@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -120,31 +119,15 @@ def open_adapter(folder: Path, **kwargs: Any) -> VLAPolicy:
     return VLAPolicy.from_pretrained(folder, family="openvla-oft", device="cpu", **kwargs)
 
 
-def swap_two_words(base: Path) -> None:
-    def change(values: dict) -> None:
-        words = values["model"]["vocab"]
-        first, second = list(words)[10:12]
-        words[first], words[second] = words[second], words[first]
-
-    edit_json(base / "tokenizer.json", change)
-
-
-def triple_statistics(base: Path) -> None:
-    def change(values: dict) -> None:
-        for data_set in values.values():
-            data_set["action"]["q99"] = [3 * value for value in data_set["action"]["q99"]]
-
-    edit_json(base / "dataset_statistics.json", change)
-
-
-@pytest.mark.parametrize(
-    "damage", [swap_two_words, triple_statistics, lambda base: flip_last_bit(next(base.glob("*.safetensors")))]
-)
-def test_an_adapter_knows_its_base(adapter_and_base: tuple[Path, Path], damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "dataset_statistics.json", "model.safetensors"])
+def test_an_adapter_knows_its_base(adapter_and_base: tuple[Path, Path], name: str) -> None:
     adapter, base = adapter_and_base
     as_before(adapter)
     open_adapter(adapter)
-    damage(base)
+    if name == "model.safetensors":
+        flip_last_bit(base / name)
+    else:
+        (base / name).write_text((base / name).read_text() + "\n")
     with pytest.raises(BadValue, match="was trained on another model than"):
         open_adapter(adapter)
     open_adapter(adapter, verify=False)

@@ -106,14 +106,3 @@ def test_matrices_step_by_torchs_muon_and_the_rest_by_adamw_also_after_a_checkpo
         saved = deepcopy(optimizer.state_dict())
         optimizer = made()
         optimizer.load_state_dict(saved)
-
-
-def test_groups_part_the_value_head_and_leave_frozen_parameters_and_empty_groups_out() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2))
-    model[2].requires_grad_(False)
-    groups = parameter_groups(model, model[1].parameters(), 3.0)
-    assert [(group["name"], group["lr_scale"], len(group["params"])) for group in groups] == [
-        ("backbone", 1.0, 2),
-        ("value_head", 3.0, 2),
-    ]
-    assert [group["name"] for group in parameter_groups(model, model.parameters(), 1.0)] == ["value_head"]

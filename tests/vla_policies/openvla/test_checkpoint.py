@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.vla_policies.conftest import edit_json
-from vla_gym.errors import BadValue
+from vla_gym import find_benchmark
+from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
 from vla_policies.model_folder import Request
@@ -86,6 +88,32 @@ def test_an_experts_gripper_is_written_as_in_training(folder: Path, gripper: str
     action = codec.decode(token)
     assert torch.equal(codec.encode(action), token)
     assert torch.equal(codec.decode(codec.encode(action)), action)
+
+
+def spec_of(env_id: str) -> ActionSpec:
+    try:
+        return find_benchmark(env_id).action_spec
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+def test_libero_s_gripper_is_turned_and_other_ways_to_write_actions_are_refused(folder: Path) -> None:
+    spec = spec_of("LIBERO-Spatial")
+    for fits in (spec, replace(spec, gripper="plus_one_opens")):
+        assert open_policy(folder, action_spec=fits).conventions.action_spec == fits
+    for unfit in (replace(spec, rotation="euler_xyz"), replace(spec, frame="absolute")):
+        with pytest.raises(BadValue, match="not written as the environment reads them"):
+            open_policy(folder, action_spec=unfit)
+
+
+def test_the_statistics_say_how_actions_are_written(folder: Path) -> None:
+    bridge, libero = spec_of("ManiSkill-Plate25"), spec_of("LIBERO-Spatial")
+    policy = open_policy(folder, unnorm_key="bridge_orig", action_spec=bridge)
+    assert policy.conventions.action_spec == bridge
+    for field in ("rotation", "units", "image"):
+        both = f"{field}: environment '{getattr(libero, field)}', policy '{getattr(bridge, field)}'"
+        with pytest.raises(BadValue, match=both):
+            open_policy(folder, unnorm_key="bridge_orig", action_spec=libero)
 
 
 def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:

@@ -68,19 +68,23 @@ def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe:
         assert not torch.equal(network.encode_images(pixels), before)
 
 
-def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
+def made_elsewhere(base: Path, folder: Path, **settings: Any) -> None:
+    """Write an adapter with random weights by peft itself."""
     torch.manual_seed(0)
-    network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network
-    config = peft.LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False)
+    network = load_checkpoint(open_folder(base, Request(unnorm_key="bridge_orig")))[0].network
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft wonders about output layers outside of transformers
-        peft.get_peft_model(network, config).save_pretrained(tmp_path)
+        peft.get_peft_model(network, peft.LoraConfig(init_lora_weights=False, **settings)).save_pretrained(folder)
+    edit_json(folder / "adapter_config.json", base_model_name_or_path=str(base))
+
+
+def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    made_elsewhere(folder, tmp_path, r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"])
     # Of a model of transformers it also writes the adapted output layer itself.
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     output = load_file(folder / "model.safetensors")["language_model.lm_head.weight"].clone()
     tensors["base_model.model.language_model.lm_head.base_layer.weight"] = output
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    edit_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(folder))
     policy = open_policy(tmp_path)
     assert policy.backbone.config.unnorm_key == "bridge_orig"
     plain = open_policy(folder)
@@ -148,12 +152,7 @@ def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: 
 
 
 def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(folder: Path, observe: Observe, tmp_path: Path) -> None:
-    network = load_checkpoint(open_folder(folder, Request(unnorm_key="bridge_orig")))[0].network
-    config = peft.LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, rank_pattern={"q_proj": 2}
-    )
-    peft.get_peft_model(network, config).save_pretrained(tmp_path)
-    edit_json(tmp_path / "adapter_config.json", base_model_name_or_path=str(folder))
+    made_elsewhere(folder, tmp_path, r=4, target_modules=["q_proj", "v_proj"], rank_pattern={"q_proj": 2})
     policy = open_policy(tmp_path)
     with pytest.raises(BadValue, match="use save_trained, or merge_adapter before save"):
         policy.save(tmp_path / "policy.zip")

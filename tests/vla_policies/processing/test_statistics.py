@@ -76,11 +76,6 @@ def test_keys_are_found(wanted: str | None, suite: str | None, key: str) -> None
     assert choose_key(STATS, wanted, "here", suite) == key
 
 
-def test_one_data_set_needs_no_key_and_none_has_none() -> None:
-    assert choose_key({"bridge": {}}, None, "here", "libero_10") == "bridge"
-    assert choose_key({}, None, "here") is None
-
-
 def test_wrong_and_missing_keys_are_named() -> None:
     with pytest.raises(UnknownName, match=r"'bridg'\. Known: bridge, libero_10_no_noops\. Did you mean 'bridge'"):
         choose_key(STATS, "bridg", "here")

@@ -37,11 +37,6 @@ def test_round_trip_in_lerobots_layout(golden: Golden, tmp_path: Path, scheme: s
         json.loads((folder / "config.json").read_text()) for folder in (golden.folder / "checkpoint", tmp_path)
     )
     assert before.keys() == after.keys()
-    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
-    assert loaded.conventions == policy.conventions
-    results = [p.backbone.act(golden.inputs, Sampling(), deterministic=True) for p in (policy, loaded)]
-    for name in ("action_BKA", "logprob_BKA", "value_B"):
-        assert torch.equal(getattr(results[0], name), getattr(results[1], name))
     # What one scheme trained may be opened with the other, whose noise head then is new.
     again = VLAPolicy.from_pretrained(tmp_path, device="cpu", backbone_kwargs={"scheme": "flow_noise"})
     assert isinstance(again.backbone, SmolVLABackbone)
@@ -50,9 +45,8 @@ def test_round_trip_in_lerobots_layout(golden: Golden, tmp_path: Path, scheme: s
     for name in ("vla_zoo.json", "manifest.json"):
         (tmp_path / name).unlink()
     plain = VLAPolicy.from_pretrained(tmp_path, device="cpu", **settings)  # type: ignore[arg-type]
-    assert torch.equal(
-        plain.backbone.act(golden.inputs, Sampling(), deterministic=True).action_BKA, results[0].action_BKA
-    )
+    first, second = (one.backbone.act(golden.inputs, Sampling(), deterministic=True) for one in (policy, plain))
+    assert torch.equal(first.action_BKA, second.action_BKA)
 
 
 @pytest.mark.parametrize("prefix", ["", pytest.param("so100_", marks=pytest.mark.thorough), "so100-blue_"])

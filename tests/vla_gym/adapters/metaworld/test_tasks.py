@@ -21,9 +21,7 @@ def test_the_sets_of_tasks() -> None:
     ("env_id", "protocol", "horizon", "settle"),
     [
         ("MetaWorld-MT50", None, 100, 15),
-        ("MetaWorld/reach", None, 100, 15),
         ("MetaWorld-ML45", None, 160, 15),
-        ("MetaWorld-ML45-test", None, 160, 15),
         ("MetaWorld-MT50", "lerobot", 500, 0),
     ],
 )
