@@ -104,13 +104,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-@pytest.mark.parametrize("policy", ["nano", "openvla", "openvla-oft", "pi0", "pi05", "smolvla"])
-def test_no_recipe_differences_the_reward_of_plate25_again(algo: str, policy: str) -> None:
-    values = load_hyperparams(algo, "ManiSkill-Plate25", policy).values
-    assert values.get("reward", "sparse") == "sparse"
-
-
 # Decisions an update and optimiser steps an update, as published ("N -> U").
 @pytest.mark.parametrize(
     ("algo", "env", "policy", "decisions", "steps"),
@@ -140,11 +133,3 @@ def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps
         per_env = -(-horizon // config.chunk) * rounds
     assert config.num_envs * per_env == decisions
     assert kwargs["n_epochs"] * -(-decisions // kwargs["batch_size"]) == steps
-
-
-def test_both_algorithms_are_tuned_for_meta_world() -> None:
-    for algo in ("ppo", "grpo"):
-        for env in ("MetaWorld-MT50", "MetaWorld/hammer"):
-            config = resolve_new_run(parser().parse(["--algo", algo, "--env", env]))
-            assert config.entry == "MetaWorld/nano"
-            assert config.env_options["render_quality"] == "fast"

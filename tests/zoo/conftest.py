@@ -1,4 +1,4 @@
-"""Commands log to the screen, also where a test calls one without `zoo.cli.main.guarded`; shared demonstrations."""
+"""Commands log to the screen, also where a test calls one without `zoo.cli.main.guarded`; folders that tests share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import pytest
 from zoo.runs.progress import log_to_screen
 
 log_to_screen()
+
+
+@pytest.fixture
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

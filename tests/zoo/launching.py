@@ -1,13 +1,12 @@
-"""Starts `zoo.train` in several processes on this machine's CPUs, as `accelerate launch` does."""
+"""`zoo.train` in several processes on this machine's CPUs: of `accelerate launch`, or forks that are told the same."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,20 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import zoo.train
+from tests.zoo.forks import as_ranks, free_port, launch_environment
+from zoo.cli.main import guarded
 
 CONFIGS = Path(__file__).parents[2] / "hyperparams" / "accelerate"
+TINY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
 
 
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def start(
-    processes: int,
-    arguments: Sequence[str],
-    *,
-    config: str = "cpu.yaml",
-    precision: str = "no",
-    launcher: Sequence[str] = (),
-    module: str = "zoo.train",
-    within: Sequence[str] = (),
-    **environment: str,
-) -> subprocess.Popen[str]:
-    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own; `within`: words before it."""
+def start(processes: int, arguments: Sequence[str], *, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
     command = [
-        *(*within, sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
-        *("--num_processes", str(processes), "--mixed_precision", precision),
-        *(launcher or ("--main_process_port", str(free_port()))),
-        *("-m", module, *arguments),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")),
+        *("--num_processes", str(processes), *(launcher or ("--main_process_port", str(free_port())))),
+        *("-m", "zoo.train", *arguments),
     ]
     return subprocess.Popen(
         command,
@@ -52,16 +36,24 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def train(processes: int, arguments: Sequence[str], **launch: str) -> None:
-    """Let `zoo.train` run to its end: in this process where it is one."""
+def train(
+    processes: int,
+    arguments: Sequence[str],
+    *,
+    config: str = "cpu.yaml",
+    precision: str = "no",
+    run: Callable[[Sequence[str]], int] = zoo.train.run,
+) -> str:
+    """Let a command run to its end, in this process where it is one; what several forks said."""
     if processes == 1:
-        assert zoo.train.run(arguments) == 0
-    else:
-        finish(start(processes, arguments, **launch))
+        assert run(arguments) == 0
+        return ""
+    launch = launch_environment(processes, CONFIGS / config, precision)
+    return as_ranks(processes, lambda: guarded(run, arguments), **launch)
 
 
 def finish(run: subprocess.Popen[str], timeout: float = 240.0) -> str:

@@ -48,12 +48,6 @@ def test_a_sampling_policy_may_try_a_start_state_often() -> None:
     assert policy_source(asked(*argv, "--stochastic")).rounds == MOST_ROUNDS
 
 
-@pytest.mark.parametrize("flag", [["--stochastic"], ["--unnorm-key", "bridge"], ["-i", "logs/ppo/x"]])
-def test_flags_of_policies_are_no_flags_of_experts(flag: list[str]) -> None:
-    with pytest.raises(BadValue, match="is for policies"):
-        expert_source(asked("--env", "ManiSkill/PickCube", "--expert", *flag))
-
-
 @pytest.mark.sim
 def test_an_expert_takes_over_from_a_run_in_the_pictures_of_that_run() -> None:
     pytest.importorskip("metaworld")

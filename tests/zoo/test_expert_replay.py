@@ -44,21 +44,6 @@ def rate_of(*tasks: Task) -> tuple[int, int] | None:
     return None if rate is None else (rate.successes, rate.episodes)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "rate"),
-    [
-        ("ManiSkill/StackCube", (49, 50)),
-        ("MetaWorld-MT10", (500, 500)),
-        ("LIBERO-Spatial", (199, 200)),
-        ("ManiSkill/PokeCube", None),
-        ("MetaWorld/assembly", None),
-        ("Toy-Reach", None),
-    ],
-)
-def test_measured_rates(env_id: str, rate: tuple[int, int] | None) -> None:
-    assert rate_of(*find_benchmark(env_id).tasks) == rate
-
-
 def test_known_rates_add_up_over_tasks_and_fit_the_horizon() -> None:
     reach, peg = meta_world("reach", 160), meta_world("peg-insert-side", 160)
     assert rate_of(reach, peg) == (100, 100)

@@ -74,18 +74,14 @@ OTHER_SETTINGS = {
 
 
 def test_a_search_with_other_settings_is_refused(
-    tmp_path: Path,
-    judged: list[tuple[float, int]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cwd: Path, judged: list[tuple[float, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("space.yml").write_text("learning_rate: {low: 1.0e-5, high: 1.0e-3}\nclip_range: [0.1, 0.2, 0.4]\n")
     Path("recipe.yml").write_text("default/nano: {source: s, num_envs: 8}\n")
-    run(flags(tmp_path, 1, "--", "--num-envs", "8"))
+    run(flags(cwd, 1, "--", "--num-envs", "8"))
     capsys.readouterr()
     for says, argv in OTHER_SETTINGS.items():
-        assert guarded(run, flags(tmp_path, 1, *argv)) == 2
+        assert guarded(run, flags(cwd, 1, *argv)) == 2
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
         assert says in said.err
@@ -172,16 +168,11 @@ def replace_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str)
     return tmp_path / "ppo" / "Toy-Reach_optimize" / "trial_0" / "ppo" / "Toy-Reach_1"
 
 
-@pytest.mark.parametrize("evaluated", [pytest.param(None, marks=pytest.mark.thorough), 99])
 def test_a_run_that_was_stopped_does_not_count(
-    evaluated: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    then = (
-        ""
-        if evaluated is None
-        else (f"from zoo.runs.monitor import EvaluationFile\nEvaluationFile(run).add({evaluated}, [1.0], [9], [True])")
-    )
-    folder = replace_training(monkeypatch, tmp_path, then)
+    evaluated = "from zoo.runs.monitor import EvaluationFile\nEvaluationFile(run).add(99, [1.0], [9], [True])"
+    folder = replace_training(monkeypatch, tmp_path, evaluated)
     assert guarded(run, flags(tmp_path, 1)) == 2
     assert capsys.readouterr().err == (
         f"error: '{folder}' was stopped before its last evaluation: the trial does not count; repeat the command\n"
@@ -220,11 +211,7 @@ def test_a_signal_ends_the_training_too(
     ],
 )
 def test_what_no_run_could_start_with_is_said_before_anything_is_written(
-    tmp_path: Path,
-    argv: list[str],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, argv: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "metaworld", None)
     assert guarded(run, flags(tmp_path, 1, *argv)) == 2

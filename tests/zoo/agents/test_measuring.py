@@ -12,7 +12,7 @@ import vla_gym
 from vla_gym.errors import BadValue, ServerFailed, VLAZooError
 from vla_policies import VLAPolicy
 from zoo import collect, compare, evaluate, record_video
-from zoo.agents.measuring import measure, partial_file, weights_of
+from zoo.agents.measuring import measure, weights_of
 from zoo.cli.agent import plan_rollout
 from zoo.serving.declaration import Declaration
 
@@ -115,7 +115,3 @@ def test_a_record_is_of_the_weights_that_acted(tmp_path: Path) -> None:
     (tmp_path / "second").rename(tmp_path / "first")
     with pytest.raises(BadValue, match="first' is damaged, or was replaced while it was opened"):
         measure(plan, weights=weights, partial=tmp_path / "partial.json", progress=False)
-
-
-def test_the_file_of_what_was_finished() -> None:
-    assert partial_file(Path("a/results.json")) == Path("a/results_partial.json")

@@ -85,9 +85,6 @@ def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
     )
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
-
-
 def steps_taken(model: PPO) -> tuple[set[float], set[float]]:
     """Optimiser steps of the critic's parameters and of all others."""
     critic = {id(parameter) for parameter in model.policy.backbone.critic_parameters()}

@@ -144,22 +144,6 @@ def test_a_lost_episode_takes_its_group_with_it():
     assert len(model.chunk_buffer.selected_indices()) == 0
 
 
-def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
-    model = toy()
-    model.learn(1)
-    buffer = model.chunk_buffer
-    assert len(model.ep_info_buffer) == 8
-    assert model.num_timesteps == sum(info["l"] for info in model.ep_info_buffer)
-    assert model.num_timesteps == buffer.executed_TN.sum()
-    # Rows of a column are executed up to the episode's end, and not after.
-    ran_TN = buffer.executed_TN > 0
-    assert (ran_TN[1:] <= ran_TN[:-1]).all()
-    assert ran_TN[0].all()
-    horizon = max(task.horizon for task in model.envs.benchmark.tasks)
-    assert buffer.buffer_size == -(-horizon // 3)
-    assert model.envs._table.episodes.tolist() == [1] * 8
-
-
 def standing_still(**kwargs: Any) -> GRPO:
     """Nothing it does is a success."""
     model = toy(**kwargs)

@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.algorithms.losses import (
-    PPOLoss,
-    Scores,
-    clip_binds,
-    clipped_surrogate,
-    kl_k1,
-    kl_k3,
-    value_loss,
-)
+from zoo.algorithms.losses import PPOLoss, Scores, clipped_surrogate, kl_k1, kl_k3, value_loss
 from zoo.rollout.buffer import Minibatch
 
 
@@ -48,12 +40,6 @@ def test_gradient_stops_where_the_clip_binds(ratio: float, advantage: float, slo
     result.sum().backward()
     assert logprob.grad is not None
     assert logprob.grad.item() == pytest.approx(slope)
-
-
-def test_clip_binds_only_where_the_clipped_loss_is_the_worse_one():
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
-    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0])
-    assert clip_binds(ratio, advantage, clip_low=0.2, clip_high=0.2).tolist() == [True, False, False, True, False]
 
 
 def scalar(*values: float) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,6 @@ TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 def ppo(**settings: Any) -> PPO:
     defaults = {"n_steps": 2, "batch_size": 2, "n_epochs": 1, "device": "cpu", "seed": 0}
     return PPO(StandInPolicy, scripted_envs([SCRIPT, SCRIPT]), **{**defaults, **settings})
-
-
-def test_every_setting_becomes_an_attribute_of_its_name():
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, group_size=2)
-    models = {
-        PPOConfig: ppo(vf_coef=0.25, target_kl=0.5, micro_batch_size=1, reward_level="action"),
-        GRPOConfig: GRPO("VLAPolicy", envs, policy_kwargs=TINY, batch_size=8, target_kl=0.5),
-    }
-    for config, model in models.items():
-        for field in fields(config):
-            assert hasattr(model, field.name), field.name
-        assert model.target_kl == 0.5
-    assert (models[PPOConfig].vf_coef, models[PPOConfig].micro_batch_size) == (0.25, 1)
-    assert models[PPOConfig].reward_level == "action"
-    assert (models[GRPOConfig].batch_size, models[GRPOConfig].vf_coef) == (8, 0.0)
 
 
 def test_a_setting_that_does_not_exist_is_refused():
@@ -95,30 +80,6 @@ def test_the_collector_is_replaced_when_what_it_holds_is():
     assert second.seed == model.noise_seed
     model.set_env(scripted_envs([SCRIPT, SCRIPT]))
     assert model.collector().env is model.env
-
-
-def test_counters_go_and_come_back():
-    model = ppo()
-    model.learn(1)
-    state = model.capture_state()
-    counters = state.counters
-    # Two decisions of 3 and 1 simulator steps in each of two sub-environments.
-    assert (counters.num_timesteps, counters.updates_done, counters.n_updates) == (8, 1, 1)
-    other = ppo()
-    other.restore_state(replace(state, counters=replace(counters, noise_seed=99)))
-    assert other.capture_state().counters == replace(counters, noise_seed=99)
-    assert [info["r"] for info in other.ep_info_buffer] == [1, 1]
-
-
-def test_parts_of_this_process_are_not_saved(tmp_path: Any):
-    model = ppo()
-    model.learn(1)
-    model.save(tmp_path / "model")
-    loaded = PPO.load(tmp_path / "model", env=scripted_envs([SCRIPT, SCRIPT]))
-    assert loaded.rollout_stats is None
-    assert loaded.tasks_seen == set()
-    assert loaded.noise_seed == model.noise_seed
-    assert loaded.collector() is not model.collector()
 
 
 def test_a_saved_model_takes_the_environments_that_the_constructor_takes(tmp_path: Path) -> None:

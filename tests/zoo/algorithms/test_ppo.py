@@ -20,10 +20,7 @@ from zoo import PPO
 from zoo.config.advice import TrainingWarning
 
 # Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
-SCRIPTS = [
-    [(0.0, 3, "on"), (1.0, 1, "truncated")],
-    [(0.0, 3, "on"), (0.0, 3, "on"), (2.0, 2, "terminated")],
-]
+SCRIPTS = [[(0.0, 3, "on"), (1.0, 1, "truncated")], [(0.0, 3, "on"), (0.0, 3, "on"), (2.0, 2, "terminated")]]
 
 
 def scripted(scripts: list[Any] = SCRIPTS, **kwargs: Any) -> PPO:

@@ -16,7 +16,7 @@ from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import build, learn
 from vla_gym.errors import BadValue, UnknownName
 from zoo import GRPO, PPO
-from zoo.algorithms.losses import PPOLoss, reference_kl
+from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.reference_policy import Reference
 from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
@@ -24,14 +24,8 @@ from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
 
-def test_k3_by_hand():
-    # The reference finds the token twice as likely: 2 - 1 - ln 2. Half as likely: 1/2 - 1 + ln 2. Alike: 0.
-    policy, reference = torch.tensor([0.25, 0.5, 0.3]).log(), torch.tensor([0.5, 0.25, 0.3]).log()
-    expected = torch.tensor([1 - math.log(2), math.log(2) - 0.5, 0.0])
-    torch.testing.assert_close(reference_kl(policy, reference), expected)
-
-
 def test_its_weight_in_the_loss_is_per_token():
+    # A reference that finds a token twice as likely: 2 - 1 - ln 2; half as likely: 1/2 - 1 + ln 2; alike: 0.
     # Decision 0 has one executed token of two, with KL 1 - ln 2; decision 1 two, with KL 0 and ln 2 - 1/2.
     weight_BL = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
     mask_BW = torch.tensor([[True, False], [True, True]])
@@ -62,18 +56,12 @@ def rows(model: PPO | GRPO) -> list[float]:
     return [row["train/actor/ref_kl"] for row in model.logger.output_formats[0].rows if "train/actor/ref_kl" in row]
 
 
-def test_a_fresh_adapter_is_its_own_reference_and_moves_away():
-    model = make("ppo", kl_coef=1e-6)
-    model.learn(80)
-    assert rows(model)[0] == 0.0
-    assert rows(model)[-1] > 0.0
-
-
 def test_the_reference_is_the_policy_before_training():
     model = make("ppo", kl_coef=1e-6)
     obs = model.env.reset()
     sample = model.policy.act(obs)
-    model.learn(60)
+    model.learn(80)
+    assert rows(model)[0] == 0.0 < rows(model)[-1]
     now = model.policy.evaluate(obs, sample.record).logprob_BKA
     then = model.reference.evaluate(obs, sample.record).logprob_BKA
     assert (now - sample.logprob_BKA).abs().max() > 1e-3
@@ -85,15 +73,13 @@ COPY = {"kl_coef": 0.05, "kl_reference": "copy"}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_a_copy_is_a_file_of_the_checkpoint(algo: str, tmp_path: Any):
-    stopped = build(algo, **COPY)
+def test_a_copy_is_a_file_of_the_checkpoint(tmp_path: Any):
+    stopped = build("ppo", **COPY)
     learn(stopped, 1)
     folder = save_checkpoint(stopped, tmp_path / "checkpoints")
-    load_checkpoint(build(algo, **COPY), folder)
     (folder / REFERENCE_FILE).unlink()
     with pytest.raises(BadValue, match=REFERENCE_FILE):
-        load_checkpoint(build(algo, **COPY), folder)
+        load_checkpoint(build("ppo", **COPY), folder)
 
 
 @pytest.mark.parametrize(

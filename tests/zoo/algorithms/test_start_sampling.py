@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.training.test_checkpoint import build
 from vla_gym.errors import BadValue
 from zoo.algorithms.start_sampling import StartSampler, start_probabilities, success_rates
@@ -70,15 +68,6 @@ def test_numbers_of_a_rollout():
     )
 
 
-def test_counts_survive_a_file_to_the_bit():
-    sampler, other = (StartSampler([2, 1], uniform=0.1, memory=3) for _ in range(2))
-    for solved in (True, False, True):
-        sampler.count([episode(0, 1, solved=solved), episode(1, 0, solved=True)])
-    other.restore(json.loads(json.dumps(sampler.to_json())))
-    assert np.array_equal(other.probabilities(), sampler.probabilities())
-    assert not np.array_equal(other.probabilities(), StartSampler([2, 1], uniform=0.1, memory=3).probabilities())
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -114,18 +103,3 @@ def test_the_environment_draws_what_the_counts_say(monkeypatch: pytest.MonkeyPat
     model.learn(200, callback=note)
     assert model._updates_done >= 2
     assert drawn == {(2, 49)}
-
-
-@ignore_alarms
-def test_uniform_is_as_it_was_and_learnability_is_not():
-    def starts(**settings: Any) -> list[tuple[int, int]]:
-        model = toy(**settings)
-        seen = []
-        for _ in range(3):
-            model.learn(1, reset_num_timesteps=False)
-            seen += [(one.record.task_id, one.record.trial_id) for one in model.rollout_stats.episodes]
-        return seen
-
-    assert starts() == starts() == starts(start_sampling="uniform")
-    adaptive = starts(start_sampling="learnability")
-    assert adaptive == starts(start_sampling="learnability") != starts()

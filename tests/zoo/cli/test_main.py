@@ -67,19 +67,6 @@ def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.Capture
     assert "Did you mean 'train'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("train", "simulators side by side, of all processes together (default: the recipe's)"),
-        ("train", "start states of another split, e.g. test (default: the run's own)"),
-    ],
-)
-def test_help_says_the_default(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert says in " ".join(capsys.readouterr().out.split())
-
-
 def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(error: BaseException) -> int:
         def run(argv: Sequence[str]) -> int:
@@ -117,11 +104,7 @@ def test_a_reader_that_leaves_early_is_no_fault(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("every_rank", "printed"), [(True, "error: rank 1: lost\n"), (False, "")])
 def test_a_rank_names_itself_and_leaves_the_line_for_the_launcher(
-    every_rank: bool,
-    printed: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    every_rank: bool, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "error.json"
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_ERROR_FILE", str(file))):
@@ -183,14 +166,8 @@ REFUSED = [
     ("--learning-rate 1e-4", "give -params learning_rate:VALUE"),
     ("--image-resolution 64", "give -params image_size:VALUE"),
     ("--total-timesteps 100", "give -n STEPS"),
-    ("--num-env 3", "'--num-envs'"),
-    ("-params on_worker_error:foo", "on_worker_error"),
-    ("-params policy_kwargs:{greedy:foo}", "policy_kwargs"),
     ("-params instructions:{foo: bar}", "'foo'"),
-    ("-params chunk:999999999999", "chunk"),
-    ("-params learning_rate:{schedule: [x]}", "learning_rate"),
     (f"-params gamma:{'9' * 400}", "gamma"),
-    ("-params chunk:!!int abc", "chunk"),
     ("--push-to-hub ../x", "../x"),
     ("--track foo", "'foo'"),
 ]
@@ -199,9 +176,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("argument", "named"), REFUSED)
 def test_nonsense_is_refused_before_anything_starts(
-    argument: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argument: str, named: str, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("afile").touch()
     flag, _, value = argument.partition(" ")
     assert main(["train", "--env", "Toy-Reach", "--dry-run", flag, *([value] if value else [])]) == 2
@@ -209,7 +185,7 @@ def test_nonsense_is_refused_before_anything_starts(
     assert named in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert len(said.err) < 800
-    assert [one.name for one in tmp_path.iterdir()] == ["afile"]
+    assert [one.name for one in cwd.iterdir()] == ["afile"]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +224,7 @@ def test_ids_and_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{tmp_path}/ppo/Toy-Reach_2  cannot be read: " in damaged
 
 
-def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "-n 6400 --num-envs 8 -params chunk:4 n_steps:10 batch_size:32 n_epochs:3"
     assert main(["train", "--env", "Toy-Reach", "--dry-run", *flags.split()]) == 0
     printed = capsys.readouterr().out
@@ -261,4 +234,4 @@ def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
     assert "at least 20 updates" in printed
     assert main(["train", "--algo", "grpo", "--env", "Toy-Reach", "--dry-run", "-params", "group_size:4"]) == 0
     assert "groups of 4 episodes" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
+    assert not list(cwd.iterdir())

@@ -56,15 +56,12 @@ def test_results_that_cannot_be_written_are_printed(tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
-def test_results_stand_beside_former_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_results_stand_beside_former_ones(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in ("0", "1", "2"):
         argv = ["evaluate", *TOY, "--eval-episodes", "1", "--temperature", "1", "--seed", seed]
         assert main(argv) == 0
     files = [f"results{number}.json" for number in ("-1", "-2", "")]
-    assert [json.loads((tmp_path / file).read_text())["seed"] for file in files] == [0, 1, 2]
+    assert [json.loads((cwd / file).read_text())["seed"] for file in files] == [0, 1, 2]
     assert "the former results.json is kept as results-2.json" in capsys.readouterr().out
 
 

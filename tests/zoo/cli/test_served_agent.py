@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import VLAZooError
-from vla_gym.registry import find_benchmark
 from vla_policies.checkpoint_io.json_records import to_json
 from zoo import collect, enjoy, evaluate, play, record_video
 from zoo.agents.agent import Agent
@@ -51,11 +50,9 @@ def test_the_servers_declaration_chooses_environment_and_options(url: str) -> No
     [
         (["--env", "MetaWorld/reach"], "made for state_dim=2, the environment has state_dim=4"),
         (["--temperature", "2"], "temperature: settings of a policy are its server's"),
-        (["--unnorm-key", "x"], "unnorm_key: settings of a policy"),
         (["-params", "policy_kwargs:{backbone_kwargs: {head: l1}}"], "settings of a policy are its server's"),
         (["-params", "image_size:16"], "image_size=8, the environment has image_size=16"),
         (["--rounds", "2"], "sample with --stochastic"),
-        (["--token-file", "nowhere"], "nowhere"),
     ],
 )
 def test_what_does_not_go_with_a_server(url: str, argv: list[str], said: str) -> None:
@@ -67,21 +64,6 @@ def test_flags_of_servers_are_refused_elsewhere() -> None:
     for flag in ("--token-file", "--server-conf"):
         with pytest.raises(VLAZooError, match=f"{flag} is for a policy server"):
             planned("--policy", "nano", "--env", "Toy-Reach", flag, "x")
-
-
-def test_a_foreign_policy_acts_as_it_is_stated(serving: Serving, declaration: Declaration, tmp_path: Path) -> None:
-    stated = {
-        name: value
-        for name, value in to_json(declaration).items()
-        if name in ("cameras", "image_size", "state_dim", "chunk", "action_dim", "action_spec")
-    }
-    conf = tmp_path / "conf.yml"
-    conf.write_text(json.dumps({"policy": {**stated, "deterministic": False}}))
-    with serving(echo(declaration), declaration) as (_, port):
-        argv = ["--policy", f"ws://127.0.0.1:{port}", "--env", "Toy-Reach", "--server-conf", str(conf)]
-        with pytest.raises(VLAZooError, match="declares its policy itself"):
-            planned(*argv)
-    assert find_benchmark("Toy-Reach").action_spec == declaration.action_spec
 
 
 def test_evaluate_writes_the_servers_declaration(url: str, tmp_path: Path, declaration: Declaration) -> None:

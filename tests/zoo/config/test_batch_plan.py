@@ -76,18 +76,5 @@ def test_frames_are_dealt_evenly():
     ],
 )
 def test_auto_takes_two_stages_where_they_help(changes: dict[str, Any], stages: int):
-    usual: dict[str, Any] = {
-        "asked": "auto",
-        "num_envs": 8,
-        "group_size": 4,
-        "num_workers": 4,
-        "accelerator": True,
-    }
+    usual: dict[str, Any] = {"asked": "auto", "num_envs": 8, "group_size": 4, "num_workers": 4, "accelerator": True}
     assert choose_stages(**{**usual, **changes}) == stages
-
-
-def test_what_was_not_given_is_the_algorithms_default():
-    ppo, grpo = solve(config(n_steps=2048)), solve(config("grpo", group_size=4, rollouts_per_update=10))
-    assert (ppo.batch_size, ppo.n_epochs) == (64, 10)
-    # 32 envs x 10 rounds x 2 decisions = 640, more than a minibatch.
-    assert (grpo.batch_size, grpo.n_epochs) == (256, 1)

@@ -54,11 +54,6 @@ def test_a_recipe_for_more_tasks_evaluates_all_start_states_of_fewer() -> None:
         resolve_new_run(train.parser().parse(["--env", "Toy-Reach/1", "-params", "eval_episodes:51"]))
 
 
-def test_a_flag_stands_above_the_same_setting() -> None:
-    run = config("--eval-rounds", "2", "--eval-stochastic", "-params", "eval_rounds:3")
-    assert run.evaluation.rounds == 2
-
-
 def test_fine_tuning_takes_them_too() -> None:
     argv = [*TOY, "--dataset", "demos", "--eval-split", "test", "--eval-stochastic", "--eval-rounds", "2"]
     run = open_new_finetuning(sft.parser().parse(argv))[0]
@@ -94,43 +89,19 @@ def test_a_changed_suite_takes_what_options_it_knows(suite: str) -> None:
     [
         (["--eval-env", "Toy-Reech"], "Did you mean 'Toy-Reach'?"),
         (["--eval-env", "LIBERO-Spatial"], "cannot evaluate a policy of Toy-Reach: numbers in an action are 7, not 2"),
-        (["--eval-split", "tset"], "split 'tset'"),
         (["--eval-env", "Toy-Reach/1", "--eval-episodes", "51"], "more than the 50 start states of Toy-Reach/1"),
         (["--eval-rounds", "2"], "--eval-rounds 2 would play every start state 2 times alike"),
-        (["--eval-rounds", "2"], "sample with --eval-stochastic or --eval-temperature T"),
         (["--eval-temperature", "0"], "must be above 0"),
         (["--eval-env-kwargs", "protocol"], "--eval-env-kwargs wants key:value, got 'protocol'"),
         (["--eval-env-kwargs", "horizon:3"], "horizon"),
         (["--policy", "nano-flow", "--eval-temperature", "1"], "temperature is of action tokens"),
         (["-params", "eval_stochastic:false", "--eval-temperature", "1"], "these are to be deterministic"),
-        (["-params", "eval_round:2"], "Did you mean 'eval_rounds'?"),
     ],
 )
 def test_what_cannot_be_evaluated(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(train.run, [*TOY, *argv, "--dry-run"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert says in line
-
-
-def test_settings_that_contradict_each_other_in_a_file() -> None:
-    values = {**to_plain(config()), "eval_options": {"eval_stochastic": False, "eval_top_k": 3}}
-    with pytest.raises(BadValue, match="these are to be deterministic"):
-        from_plain(values, "config.yml")
-
-
-def test_a_published_protocol_in_one_record() -> None:
-    published = EvaluationProtocol(sample=True, temperature=1.6, rounds=2, env_kwargs={"protocol": "rlinf"})
-    assert published.sampling == {"temperature": 1.6}
-    assert published.to_json() == {
-        "sample": True,
-        "temperature": 1.6,
-        "top_k": None,
-        "rounds": 2,
-        "start_states": None,
-        "split": None,
-        "env_kwargs": {"protocol": "rlinf"},
-    }
-    assert EvaluationProtocol().sampling == {}
 
 
 @pytest.mark.parametrize(

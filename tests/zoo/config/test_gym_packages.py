@@ -15,12 +15,7 @@ from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
 from zoo.config import gym_packages
-from zoo.config.gym_packages import (
-    import_gym_packages,
-    import_named_packages,
-    import_packages_of,
-    packages_of,
-)
+from zoo.config.gym_packages import import_gym_packages, import_named_packages, import_packages_of, packages_of
 from zoo.config.run_config import to_plain
 
 MODULE = """

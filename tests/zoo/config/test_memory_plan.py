@@ -83,15 +83,6 @@ def test_grpo_that_resamples_holds_one_round_more():
     assert 3 * held(resample_dead_groups=2) == 4 * held()
 
 
-def test_simulators_are_counted_by_worker():
-    config = toy_config(env="LIBERO-Object", num_envs=8, env_options={"chunk": 8})
-    plan = solve(config)
-    # Two workers of 1.2 GB with a slot, nine further models of 0.07 GB (Object's tasks share none), six further slots.
-    (need,) = simulator_needs(config.benchmark, plan.envs_per_rank, 2)
-    assert need == Need("host", "8 simulators in 2 workers", round(2 * (1.2e9 + 9 * 0.07e9) + 6 * 0.01e9))
-    assert simulator_needs(TOY.benchmark, TOY.num_envs, 0) == []
-
-
 @pytest.mark.parametrize(
     ("episodes", "rounds", "ranks", "needed"),
     [
@@ -261,11 +252,6 @@ def test_kept_features_are_counted_at_their_most(family: str, options: dict[str,
 
     assert kept(cache_features=1.5) == 1.5 * GIB
     assert kept() is None
-
-
-def test_a_policy_of_unknown_shape_is_not_counted():
-    config = replace(TOY, policy="some/folder")
-    assert policy_needs(solve(TOY), config, Rank()) == []
 
 
 def test_the_fastest_settings_that_fit_are_taken():

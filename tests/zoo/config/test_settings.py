@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from zoo.config.run_config import PolicyOptions, check_settings, known_settings
-from zoo.config.settings import ALIASES, annotations_of, build_schedule, check_value
+from zoo.config.run_config import check_settings
+from zoo.config.settings import build_schedule, check_value
 
 
 def test_a_list_of_texts_may_be_empty() -> None:
@@ -51,15 +51,6 @@ def test_an_option_of_a_benchmark_is_shown_its_place() -> None:
     assert "env_kwargs" not in str(caught.value)
 
 
-def test_a_hint_is_a_setting_of_the_algorithm() -> None:
-    with pytest.raises(UnknownName) as caught:
-        check_settings("grpo", {"lambda": 0.9}, "x")
-    assert "gae_lambda" not in str(caught.value)
-    every = {*annotations_of(PolicyOptions), *known_settings("ppo"), *known_settings("grpo")}
-    assert set(ALIASES.values()) <= every
-    assert not set(ALIASES) & every
-
-
 def test_an_optional_setting_may_be_one_text_or_several() -> None:
     for value in (None, "demos", ["demos", "more"]):
         assert check_settings("ppo", {"bc_dataset": value}, "x") == {"bc_dataset": value}
@@ -77,11 +68,8 @@ def test_null_is_for_optional_settings_only() -> None:
     ("name", "value", "message"),
     [
         ("gamma", 1.5, "at most 1"),
-        ("max_grad_norm", 0, "above 0"),
         ("learning_rate", -1e-3, "at least 0"),
-        ("clip_range", 2.0, "clip_range must be at most 1"),
         ("learning_rate", {"schedule": "linear", "start": -1}, "learning_rate: start must be at least 0"),
-        ("learning_rate", {"schedule": "linaer", "start": 1}, "Did you mean 'linear'"),
         ("learning_rate", {"schedule": "linear"}, "needs 'start'"),
         ("learning_rate", {"schedule": "linear", "strat": 1.0}, "Did you mean 'start'"),
         ("learning_rate", True, "must be a number"),
@@ -93,9 +81,7 @@ def test_null_is_for_optional_settings_only() -> None:
         ("policy_kwargs", {"temperatur": 1}, "Did you mean 'temperature'"),
         ("policy_kwargs", {"greedy": "meen"}, "no choice .*greedy.* 'meen'. Known: likeliest, mean.*'mean'"),
         ("on_worker_error", "foo", "Known: raise, restart"),
-        ("value_level", "step", "Known: action, chunk"),
         ("entropy_level", True, "must be a word"),
-        ("reset_timeout", 1e300, "reset_timeout must be at most 1000000"),
         ("policy_kwargs", {"backbone_kwargs": "tiny"}, "must be a mapping"),
         ("policy_kwargs", {"optimizer_kwargs": {"beta": [0.9, 0.99]}}, "Did you mean 'betas'"),
         ("policy_kwargs", {"optimizer_kwargs": {"betas": [0.9, 1.0]}}, "must be below 1, got 1.0"),

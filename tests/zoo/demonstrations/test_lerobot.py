@@ -55,11 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int
     found = read_dataset(tmp_path / "d")
     assert len(found) == 3
     for one, other in zip(episodes, found, strict=True):
-        assert (one.instruction, one.start, one.start_state) == (
-            other.instruction,
-            other.start,
-            other.start_state,
-        )
+        assert (one.instruction, one.start, one.start_state) == (other.instruction, other.start, other.start_state)
         np.testing.assert_array_equal(one.action_TA, other.action_TA)
         np.testing.assert_array_equal(one.state_TS, other.state_TS)
         assert one.images["image"].shape == other.images["image"].shape
@@ -333,11 +329,7 @@ def film(path: Path, *encoding: str, frames: int = 3) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "codec", "pixels"),
-    [
-        ("ten.mp4", "libx264", "yuv420p10le"),
-        ("twelve.webm", "libvpx-vp9", "yuv420p12le"),
-    ],
+    ("name", "codec", "pixels"), [("ten.mp4", "libx264", "yuv420p10le"), ("twelve.webm", "libvpx-vp9", "yuv420p12le")]
 )
 @pytest.mark.timeout(60)
 def test_a_video_of_more_bits_is_read_as_eight(name: str, codec: str, pixels: str, tmp_path: Path) -> None:

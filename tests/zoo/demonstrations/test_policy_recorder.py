@@ -14,14 +14,7 @@ from vla_gym import make_vec
 from vla_gym.specs import StartState
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.demonstrations.policy_recorder import (
-    ADVANTAGE,
-    CHUNK_STEP,
-    LOGPROB,
-    VALUE,
-    episode_advantages,
-    roll_out,
-)
+from zoo.demonstrations.policy_recorder import ADVANTAGE, CHUNK_STEP, LOGPROB, VALUE, episode_advantages, roll_out
 from zoo.demonstrations.recorder import DONE, REWARD, SUCCESS, Attempt
 
 K = 4

@@ -1,15 +1,10 @@
-"""Bytes that one of sixteen ranks hands to collectives in a minibatch of four micro-batches, on a group that counts.
-
-Started by `test_fsdp.py`; `hsdp` as argument for two replicas of eight shards. Prints JSON: operation -> [calls, bytes
-of what it writes].
-"""
+"""Bytes that one of sixteen ranks hands to collectives in a minibatch of four micro-batches, on a group that counts."""
 
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,11 +35,13 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def main() -> None:
-    """Count one minibatch as `Learner.accumulate` makes it."""
-    warnings.filterwarnings("ignore")
+def count(kind: str, out: Path) -> None:
+    """Count one minibatch as `Learner.accumulate` makes it, of two replicas of eight shards for `hsdp`.
+
+    Writes JSON: operation -> [calls, bytes of what it writes].
+    """
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    shape, names = ((2, RANKS // 2), ("replicas", "shards")) if "hsdp" in sys.argv else ((RANKS,), None)
+    shape, names = ((2, RANKS // 2), ("replicas", "shards")) if kind == "hsdp" else ((RANKS,), None)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS)))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -57,9 +54,5 @@ def main() -> None:
         for number in range(MICRO_BATCHES):
             with learner.accumulate(last=number == MICRO_BATCHES - 1):
                 net(torch.randn(2, WIDTH)).sum().backward()
-    sys.stdout.write(json.dumps(counter.found) + "\n")
+    out.write_text(json.dumps(counter.found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
-"""One rank of two that compare a forward and backward pass of every family, sharded, with the whole policy's.
-
-Started by `test_fsdp.py` with names of `CASES`; prints a JSON object: family -> what was found.
-"""
+"""One rank of two that compare a forward and backward pass of every family, sharded, with the whole policy's."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,16 +87,11 @@ def compare(family: str, chunk: int, options: dict[str, Any], mesh: Any) -> dict
     }
 
 
-def main() -> None:
-    """Compare the cases of the command line."""
-    torch.set_num_threads(1)
+def compare_all(names: Sequence[str], out: Path) -> None:
+    """Write a JSON object: one of `CASES` -> what was found."""
     group, _ = join("cpu")
     mesh = init_device_mesh("cpu", (group.size,))
-    found = {name: compare(*CASES[name], mesh) for name in sys.argv[1:]}
+    found = {name: compare(*CASES[name], mesh) for name in names}
     if group.is_first:
-        sys.stdout.write(json.dumps(found) + "\n")
+        out.write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+import zoo.train
 from benchmarks.on_paper import sharded_bytes
-from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, free_port, only_run, same_tensors, start, train, updates
+from tests.zoo.distributed.fake_group import count
+from tests.zoo.distributed.sharded_pass import compare_all
+from tests.zoo.forks import as_ranks, code_of, forked
+from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, only_run, same_tensors, train, updates
 from vla_gym.errors import BadValue
 from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
@@ -116,15 +119,14 @@ def test_replicas_of_shards_and_the_ranks_that_learn_make_the_update_of_one(
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
-def test_a_minibatch_gathers_its_weights_once_and_sums_its_gradients_once(kind: str) -> None:
-    script = Path(__file__).with_name("fake_group.py")
-    done = subprocess.run([sys.executable, str(script), kind], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_a_minibatch_gathers_its_weights_once_and_sums_its_gradients_once(kind: str, tmp_path: Path) -> None:
+    out, said = tmp_path / "found.json", tmp_path / "said"
+    assert code_of(forked(lambda: count(kind, out), said)) == 0, said.read_text()
     # Four blocks of 256 x 256 + 256 numbers; gathered in bfloat16, summed in float32. Each of sixteen ranks, or of
     # eight in each replica, is left with its part.
     numbers = 4 * (256 * 256 + 256)
     parts = 16 if kind == "fsdp" else 8
-    found = json.loads(done.stdout)
+    found = json.loads(out.read_text())
     gathered, reduced, averaged = (
         found.pop(name, [0, 0]) for name in ("allgather_base", "reduce_scatter_base", "allreduce")
     )
@@ -180,9 +182,7 @@ def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_pat
     same_tensors(last, resumed / "checkpoints" / last.name, "optimizer.safetensors", 1e-6)
 
 
-def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = nn.Linear(2, 1).to(torch.bfloat16)
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -200,8 +200,7 @@ def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
-    [("pi0", {}), ("openvla-oft", {"lora": {"rank": 2, "targets": ["q_proj"]}})],
+    ("family", "options"), [("pi0", {}), ("openvla-oft", {"lora": {"rank": 2, "targets": ["q_proj"]}})]
 )
 def test_kept_features_are_refused_where_ranks_encode_together(
     family: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
@@ -336,21 +335,9 @@ def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_a_family_sharded_by_blocks_computes_what_it_does_whole(families: tuple[str, ...]) -> None:
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.zoo.distributed.sharded_pass", *families],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    found = json.loads(said[0][0])
+def test_a_family_sharded_by_blocks_computes_what_it_does_whole(families: tuple[str, ...], tmp_path: Path) -> None:
+    as_ranks(2, lambda: compare_all(families, tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() == set(families)
     for family, numbers in found.items():
         assert numbers["units"] > 1, family
@@ -454,13 +441,32 @@ def test_a_disk_that_is_full_ends_the_run_and_leaves_no_checkpoint(
     assert not saving.folder.exists()
 
 
+def killed_at_the_second_save(asked: Sequence[str]) -> int:
+    """`zoo.train` whose first rank dies when its second checkpoint has all but its name, and training went on."""
+    put, saved = sharded_checkpoint.put_folder, 0
+
+    def die_at_the_second(partial: Path, folder: Path) -> None:
+        nonlocal saved
+        saved += 1
+        if saved == 1:
+            put(partial, folder)
+            return
+        metrics = folder.parents[1] / "metrics.jsonl"
+        before, deadline = metrics.read_text().count("\n"), time.monotonic() + 60
+        while metrics.read_text().count("\n") == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    sharded_checkpoint.put_folder = die_at_the_second
+    return zoo.train.run(asked)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_rank_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     more = ("-n", "200", "-f", str(tmp_path), "-params", *PARAMS, POLICY)
-    killed = start(2, [*RUN, *more], config=FSDP, module="tests.zoo.killed_save")
-    output, _ = killed.communicate(timeout=240)
-    assert killed.returncode != 0, output
+    with pytest.raises(AssertionError):
+        train(2, [*RUN, *more], config=FSDP, run=killed_at_the_second_save)
     run = only_run(tmp_path)
     done, (saved,) = updates(run), RunFolder(run).saved_steps()
     assert len(list((run / "checkpoints").iterdir())) == 2

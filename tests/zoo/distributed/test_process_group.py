@@ -60,12 +60,7 @@ def test_what_a_launcher_may_ask_for(environment: dict[str, str], processes: int
 
 @pytest.mark.parametrize(
     ("device", "precision", "present"),
-    [
-        ("cpu", "highest", []),
-        ("cuda", "high", []),
-        ("auto", "high", []),
-        ("cuda:1", "high", [torch.device("cuda", 1)]),
-    ],
+    [("cpu", "highest", []), ("cuda", "high", []), ("auto", "high", []), ("cuda:1", "high", [torch.device("cuda", 1)])],
 )
 def test_a_run_on_cuda_multiplies_in_tf32_on_the_gpu_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, device: str, precision: str, present: list[torch.device]

@@ -53,12 +53,7 @@ def test_the_table_has_counts_intervals_suites_and_both_means() -> None:
 
 def test_suites_count_once_whatever_their_number_of_tasks() -> None:
     # three easy tasks solved, one hard task failed: 3/4 over tasks, (1 + 0) / 2 over suites
-    tasks = [
-        task("a", suite="easy"),
-        task("b", suite="easy"),
-        task("c", suite="easy"),
-        task("d", suite="hard"),
-    ]
+    tasks = [task("a", suite="easy"), task("b", suite="easy"), task("c", suite="easy"), task("d", suite="hard")]
     episodes = [episode(0, 0, True), episode(1, 0, True), episode(2, 0, True), episode(3, 0, False)]
     record = record_of(episodes, tasks)
     assert record["task_weighted_mean"] == 0.75

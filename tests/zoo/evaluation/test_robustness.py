@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.zoo.launching import TINY
 from vla_gym import registry
 from vla_gym.errors import BadValue, MissingDependency, ServerFailed
 from vla_gym.registry import Family
@@ -64,7 +65,7 @@ def test_axes_end_in_one_record_which_page_and_card_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--algo", "ppo", "--env", "Toy-Reach", "-n", "100", "--eval-episodes", "3", "-f", str(tmp_path)]
-    assert train([*flags, "-params", "n_steps:8", "--num-envs", "2", "--seed", "0"]) == 0
+    assert train([*flags, "-params", "n_steps:8", TINY, "--num-envs", "2", "--seed", "0"]) == 0
     run = tmp_path / "ppo" / "Toy-Reach_1"
     asked = ["-i", str(run), "--robustness", "--eval-episodes", "8", "--num-threads", "1"]
     measure, played = evaluate.measure, []

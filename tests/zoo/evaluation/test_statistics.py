@@ -149,10 +149,7 @@ def test_tasks_are_compared_each_by_itself() -> None:
     before = {("Reach/0", "a"): (True,), ("Reach/1", "b"): (False,), ("Reach/1", "c"): (False,)}
     after = {("Reach/1", "c"): (False,), ("Reach/1", "b"): (True,), ("Reach/0", "a"): (False,)}
     found = compare_tasks(before, after)
-    assert {task: (one.gained, one.lost) for task, one in found.items()} == {
-        "Reach/0": (0, 1),
-        "Reach/1": (1, 0),
-    }
+    assert {task: (one.gained, one.lost) for task, one in found.items()} == {"Reach/0": (0, 1), "Reach/1": (1, 0)}
     assert found["Reach/1"].after.episodes == 2
     with pytest.raises(BadValue, match="2 in common"):
         compare_tasks(before, dict.fromkeys(list(after)[:2], (True,)))

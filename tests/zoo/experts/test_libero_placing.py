@@ -33,10 +33,7 @@ DOWN = np.array([0.0, 1.0, 0.0, 0.0])  # fingers close along the world's -y
 
 def block(x: float, y: float, z: float, half: tuple[float, float, float]) -> Solid:
     return Solid(
-        origin_3=np.array([x, y, z]),
-        quat_4=np.array([1.0, 0.0, 0.0, 0.0]),
-        middle_3=np.zeros(3),
-        half_3=np.array(half),
+        origin_3=np.array([x, y, z]), quat_4=np.array([1.0, 0.0, 0.0, 0.0]), middle_3=np.zeros(3), half_3=np.array(half)
     )
 
 

@@ -8,15 +8,7 @@ import pytest
 from vla_gym import find_benchmark
 from vla_gym.adapters.maniskill.tasks import TASKS
 from vla_gym.adapters.plate25.tasks import PRIVILEGED_DIM
-from zoo.experts.maniskill import (
-    AIMS,
-    arm_action,
-    pick_cube,
-    plate_action,
-    plate_aim,
-    plate_view,
-    table_view,
-)
+from zoo.experts.maniskill import AIMS, arm_action, pick_cube, plate_action, plate_aim, plate_view, table_view
 from zoo.experts.motion import Aim, narrowest_yaw
 
 DOWN = (0.0, 1.0, 0.0, 0.0)

@@ -19,11 +19,10 @@ from zoo.hub.download import download_run, is_remote, remote_resume_point
 __all__ = ["hub", "pytestmark"]
 
 
-def test_a_hub_id_is_no_path_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_hub_id_is_no_path_that_is_there(cwd: Path) -> None:
     assert is_remote("org/name@v1")
     assert not is_remote("logs/ppo/Toy-Reach_1")
-    (tmp_path / "org").mkdir()
+    (cwd / "org").mkdir()
     assert not is_remote("org/name")
 
 

@@ -18,6 +18,7 @@ import yaml
 from huggingface_hub import HfApi, ModelCard
 
 import vla_gym
+from tests.zoo.launching import TINY
 from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from tests.zoo.stand_ins import toy_config
 from vla_policies import VLAPolicy
@@ -84,7 +85,7 @@ def push_base() -> None:
 
 def train_nano(folder: str, *flags: str) -> int:
     argv = [*SHORT.split(), "-n", "100", "--eval-episodes", "3", "-f", folder, *flags]
-    return train.run([*argv, "-params", *PARAMS])
+    return train.run([*argv, "-params", *PARAMS, TINY])
 
 
 def train_adapter(*flags: str) -> int:
@@ -315,12 +316,7 @@ def hang_up(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("break_it", "named"),
-    [
-        (go_offline, "HF_HUB_OFFLINE"),
-        (give_wrong_token, "401"),
-        (give_no_token, "HF_TOKEN"),
-        (hang_up, "127.0.0.1"),
-    ],
+    [(go_offline, "HF_HUB_OFFLINE"), (give_wrong_token, "401"), (give_no_token, "HF_TOKEN"), (hang_up, "127.0.0.1")],
 )
 def test_a_failed_push_is_one_line_and_fails_no_training(
     run: Path,
@@ -444,12 +440,3 @@ def test_results_count_for_the_weights_they_are_of(run: Path, monkeypatch: pytes
     monkeypatch.setattr("zoo.agents.measuring.play", replaced_meanwhile)
     assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(run)
-
-
-@pytest.mark.thorough
-def test_training_succeeds_whatever_the_hub_does(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.break_uploads = True
-    assert train_nano("logs", "--push-to-hub", RUN) == 0
-    said = capsys.readouterr()
-    assert len([line for line in said.out.splitlines() if line.startswith("warning:")]) == 1
-    assert said.err == ""

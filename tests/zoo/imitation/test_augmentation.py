@@ -73,9 +73,7 @@ def test_what_happens_to_a_frame_depends_on_neither_its_company_nor_the_call() -
     obs = {"image": image, "wrist_image": image, "state": torch.ones(3, 2)}
     whole = augmented(obs, ("image", "wrist_image"), SlotNoise(7, (5, 0), np.arange(3)))
     last = augmented(
-        {key: value[2:] for key, value in obs.items()},
-        ("image", "wrist_image"),
-        SlotNoise(7, (5, 0), np.array([2])),
+        {key: value[2:] for key, value in obs.items()}, ("image", "wrist_image"), SlotNoise(7, (5, 0), np.array([2]))
     )
     for key, value in last.items():
         assert torch.equal(whole[key][2:], value)

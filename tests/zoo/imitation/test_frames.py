@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,7 @@ from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED
 from zoo.imitation import frames
-from zoo.imitation.frames import (
-    batches,
-    check_rate,
-    chunk_targets,
-    frames_of,
-)
+from zoo.imitation.frames import check_rate, chunk_targets, frames_of
 
 pytest.importorskip("pyarrow")
 ASKED = [*TOY, "--seed", "0", "--batch-size", "8", "-n", "1", "--eval-episodes", "0"]
@@ -47,11 +41,8 @@ def frames_learned(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int
 
 
 @pytest.mark.processes
-def test_several_datasets_are_learned_together(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    others = collect_demos(tmp_path / "others")
+def test_several_datasets_are_learned_together(demos: Path, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = collect_demos(cwd / "others")
     capsys.readouterr()
     episodes = [one.length for folder in (demos, others) for one in read_dataset(folder)]
     assert frames_learned(capsys, "--dataset", str(demos), str(others)) == (len(episodes), sum(episodes))
@@ -106,14 +97,6 @@ def test_a_chunk_may_be_longer_than_the_episode() -> None:
     action_TKA, mask_TK = chunk_targets(np.array([[0.5]], np.float32), 3)
     assert action_TKA[..., 0].tolist() == [[0.5, 0, 0]]
     assert mask_TK.tolist() == [[True, False, False]]
-
-
-def test_every_frame_comes_once_before_any_comes_twice() -> None:
-    drawn = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
-    order = torch.cat(drawn).tolist()
-    assert sorted(order[:6]) == sorted(order[6:]) == [0, 1, 2, 3, 4, 5]
-    again = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
-    assert torch.cat(again).tolist() == order
 
 
 def test_frames_keep_what_belongs_together() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.zoo.imitation.test_sft import metrics
-from tests.zoo.launching import TOY, finish, only_run, same_tensors, start
+from tests.zoo.imitation.test_sft import during_update, metrics, send
+from tests.zoo.launching import TOY, only_run, same_tensors, train
 from zoo import sft
 from zoo.cli.main import guarded
+from zoo.distributed.learner import Learner
 
 pytestmark = pytest.mark.processes
 
@@ -28,8 +32,7 @@ def assert_close(run: Path, expected: Path) -> None:
 def same_runs(folder: Path, asked: list[str], processes: int, weights: str, config: str = "cpu.yaml") -> str:
     """Assert that one process and several make the same run; what the several said."""
     assert sft.run([*asked, "-f", str(folder / "alone")]) == 0
-    several = start(processes, [*asked, "-f", str(folder / "several")], config=config, module="zoo.sft")
-    said = finish(several)
+    said = train(processes, [*asked, "-f", str(folder / "several")], config=config, run=sft.run)
     alone, shared = only_run(folder / "alone"), only_run(folder / "several")
     # Four updates, two evaluations.
     assert len(metrics(alone)) == 6
@@ -61,6 +64,13 @@ def test_the_number_of_processes_changes_nothing(processes: int, config: str, de
     assert said.count("4 of 4") == said.count("next:") == 1
 
 
+def stopped(asked: Sequence[str]) -> int:
+    """`zoo.sft` whose last rank gets a SIGTERM in its second update."""
+    if os.environ["RANK"] == "1":
+        Learner.apply = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
+    return sft.run(asked)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("config", ["cpu.yaml", "one_node_fsdp2.yaml"])
@@ -68,8 +78,7 @@ def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_p
     tiny = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
     asked = [*SEEDED, *SIZE, "--dataset", str(demos), *tiny]
     assert sft.run([*asked, "-f", str(tmp_path / "whole")]) == 0
-    flags = [*asked, "-f", str(tmp_path / "stopped")]
-    said = finish(start(2, flags, config=config, module="tests.zoo.stopped_sft"))
+    said = train(2, [*asked, "-f", str(tmp_path / "stopped")], config=config, run=stopped)
     assert said.count("stopped and saved") == 1
     whole, run = only_run(tmp_path / "whole"), only_run(tmp_path / "stopped")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_2"]

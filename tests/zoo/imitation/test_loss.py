@@ -220,30 +220,3 @@ def test_a_part_is_changed_by_the_noise_of_its_places() -> None:
     last_B1 = changed.part(torch.tensor([2, 3]), torch.device("cpu"))[0].obs["dim"]
     assert torch.equal(all_B1[2:], last_B1)
     assert len(all_B1.unique()) == 4
-
-
-LORA = {"lora": {"rank": 8}}
-FAMILIES = [
-    ("nano", {}, 0.5),
-    ("nano-flow", {}, 0.6),
-    pytest.param("openvla", LORA, 0.9, marks=pytest.mark.thorough),
-    pytest.param("openvla-oft", LORA, 0.9, marks=pytest.mark.thorough),
-    ("pi0", {}, 0.8),
-    pytest.param("pi05", {}, 0.8, marks=pytest.mark.thorough),
-]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("family", "options", "share"), FAMILIES)
-def test_it_learns_a_handful_of_frames(family: str, options: dict[str, Any], share: float) -> None:
-    chunk = 1 if family == "openvla" else 2
-    frames, learner = frames_of([shown(6)], chunk), policy(family, chunk, **options)
-    losses = []
-    for _ in range(60):
-        torch.manual_seed(1)  # flow matching's draws
-        learner.optimizer.zero_grad()
-        loss = imitation_loss(learner, frames)
-        loss.backward()  # type: ignore[no-untyped-call]
-        learner.optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < share * losses[0]

@@ -55,9 +55,8 @@ def test_what_is_drawn_follows_from_seed_update_and_place(paraphrases: Paraphras
 
 @pytest.mark.processes
 def test_a_run_learns_with_other_words_of_its_datasets_and_tasks(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demos: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     asked = [*TOY, "--dataset", str(demos), "--episodes", "1", "--paraphrases", "words.yml", "-n", "1"]
     for sentence, status in (("reach the blue block", 0), ("reach the rod block", 2)):
         Path("words.yml").write_text(f"reach the red block: [go to red]\n{sentence}: [go there]\n")

@@ -83,8 +83,7 @@ def test_a_head_that_has_learned_keeps_its_own_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_run_learns_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_learns_with_it(cwd: Path) -> None:
     rng = np.random.default_rng(0)
     episode = replace(
         seen(8, 3),
@@ -92,7 +91,7 @@ def test_a_run_learns_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         state_TS=np.zeros((8, 2), np.float32),
         action_TA=rng.uniform(-1, 1, (8, 2)).astype(np.float32),
     )
-    LeRobotWriter(tmp_path / "d", {}, fps=10).add([episode], tried=1)
+    LeRobotWriter(cwd / "d", {}, fps=10).add([episode], tried=1)
     flags = ["--env", "Toy-Reach", "--dataset", "d", "-n", "24", "--batch-size", "8", "--seed", "0", "--device", "cpu"]
     tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
     losses = []

@@ -63,12 +63,7 @@ def test_the_later_of_the_best_is_kept(
     assert find_evaluation(RunFolder(RUN), RUN / "best", score["num_timesteps"]) == record
     updates, looks = rows("train/loss"), rows("eval/success_once")
     assert [row["step"] for row in updates] == [1, 2, 3, 4, 5, 6, 7]
-    assert [(row["step"], row["eval/success_once"]) for row in looks] == [
-        (2, 0.0),
-        (4, 0.5),
-        (6, 0.5),
-        (7, 0.0),
-    ]
+    assert [(row["step"], row["eval/success_once"]) for row in looks] == [(2, 0.0), (4, 0.5), (6, 0.5), (7, 0.0)]
 
 
 def test_the_files_of_a_dataset_are_closed_before_the_first_update(

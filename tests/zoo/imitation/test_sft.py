@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import pytest
 from tests.zoo.evaluation.test_evaluator import episode
 from tests.zoo.imitation.test_families import LORA, base
 from tests.zoo.launching import TOY, only_run
-from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import WorkerFailed
 from zoo import sft
 from zoo.cli.main import guarded
@@ -34,6 +34,25 @@ pytestmark = pytest.mark.processes
 pytest.importorskip("pyarrow")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}, optimizer_kwargs: {muon: true}}")
 SIZE = ("-n", "7", "--batch-size", "4", "--seed", "0", "--eval-freq", "3", "--eval-episodes", "2", "--augment")
+
+
+def during_update(number: int, act: Callable[[], None]) -> Callable[[Learner], Any]:
+    """`Learner.apply` that calls `act` in the update of that number, from 1."""
+    apply, updates = Learner.apply, 0
+
+    def counted(self: Learner) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == number:
+            act()
+        return apply(self)
+
+    return counted
+
+
+def send(which: signal.Signals) -> Callable[[], None]:
+    """A function that sends this process a signal."""
+    return lambda: os.kill(os.getpid(), which)
 
 
 def fine_tune(demos: Path, folder: Path, *flags: str) -> int:
@@ -121,9 +140,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, results: Sequence[Sequence[bool]])
     """Evaluations that come out so, one after the other."""
     left = iter(results)
     monkeypatch.setattr(
-        evaluation,
-        "evaluate",
-        lambda *args, **kwargs: [episode(0, k, done) for k, done in enumerate(next(left))],
+        evaluation, "evaluate", lambda *args, **kwargs: [episode(0, k, done) for k, done in enumerate(next(left))]
     )
 
 
@@ -156,11 +173,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint_and_keeps_a_better_poli
 
 
 def test_a_simulator_lost_while_evaluating_loses_no_update(
-    demos: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    demos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise WorkerFailed("Toy-Reach, task 0, trial 0: it died")

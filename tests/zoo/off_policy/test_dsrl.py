@@ -12,7 +12,8 @@ import torch
 from stable_baselines3.common.callbacks import CallbackList
 
 import vla_gym
-from tests.zoo.off_policy.test_qc import StopIn, learn
+from tests.zoo.off_policy.test_qc import learn
+from tests.zoo.training.test_checkpoint import StopIn
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
@@ -73,7 +74,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_and_the_policy_stays(tmp_pa
     whole = learn(build(tmp_path / "whole"), 320)
     stopped = build(tmp_path / "run")
     weights = {key: x.clone() for key, x in stopped.policy.state_dict().items()}
-    before = learn(stopped, 320, StopIn(4))
+    before = learn(stopped, 320, StopIn(4, 2))
     checkpoint = save_checkpoint(stopped, tmp_path)
     torch.manual_seed(77)
     resumed = build(tmp_path / "run")

@@ -14,6 +14,7 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows
+from tests.zoo.training.test_checkpoint import StopIn
 from vla_gym.specs import ActionSpec, Benchmark, Task
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
@@ -32,22 +33,6 @@ def build(policy: dict[str, Any], *, num_envs: int = 4, folder: Path | None = No
     return model
 
 
-class StopIn(BaseCallback):
-    """Stops in the given rollout (from 1), at its second decision."""
-
-    def __init__(self, rollout: int) -> None:
-        super().__init__()
-        self._left = rollout
-        self._decisions = 0
-
-    def _on_rollout_start(self) -> None:
-        self._left, self._decisions = self._left - 1, 0
-
-    def _on_step(self) -> bool:
-        self._decisions += 1
-        return self._left > 0 or self._decisions < 2
-
-
 def learn(model: QC, total: int, *callbacks: BaseCallback, resumed: bool = False) -> list[dict[str, Any]]:
     rows = Rows()
     model.set_logger(Logger(None, [rows]))
@@ -60,7 +45,7 @@ def learn(model: QC, total: int, *callbacks: BaseCallback, resumed: bool = False
 def test_a_resumed_run_repeats_the_uninterrupted_one(imitate: str, tmp_path: Path) -> None:
     whole = learn(build(NANO, folder=tmp_path / "whole", imitate=imitate), 240)
     stopped = build(NANO, folder=tmp_path / "run", imitate=imitate)
-    before = learn(stopped, 240, StopIn(4))
+    before = learn(stopped, 240, StopIn(4, 2))
     assert len(before) == 3
     checkpoint = save_checkpoint(stopped, tmp_path)
     torch.manual_seed(77)

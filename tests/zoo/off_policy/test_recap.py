@@ -12,8 +12,9 @@ import torch
 from stable_baselines3.common.callbacks import CallbackList
 
 import vla_gym
-from tests.zoo.off_policy.test_qc import NANO, StopIn, learn
+from tests.zoo.off_policy.test_qc import NANO, learn
 from tests.zoo.off_policy.test_replay import FIRST, LAST, demonstration, replay_of
+from tests.zoo.training.test_checkpoint import StopIn
 from vla_gym.observation import decode_instruction, encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
@@ -72,7 +73,7 @@ def build(folder: Path | None = None, **settings: Any) -> RECAP:
 def test_a_resumed_run_repeats_the_uninterrupted_one(settings: dict[str, Any], tmp_path: Path) -> None:
     whole = learn(build(tmp_path / "whole", **settings), 320)
     stopped = build(tmp_path / "run", **settings)
-    before = learn(stopped, 320, StopIn(4))
+    before = learn(stopped, 320, StopIn(4, 2))
     checkpoint = save_checkpoint(stopped, tmp_path)
     torch.manual_seed(77)
     resumed = build(tmp_path / "run", **settings)

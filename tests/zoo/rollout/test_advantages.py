@@ -31,8 +31,7 @@ from zoo.rollout.buffer import ChunkRolloutBuffer
 
 
 @pytest.mark.parametrize(
-    ("successes", "winner", "loser"),
-    [(1, 2.475, -0.354), (3, 1.208, -0.725), (4, 0.935, -0.935), (7, 0.354, -2.475)],
+    ("successes", "winner", "loser"), [(1, 2.475, -0.354), (3, 1.208, -0.725), (4, 0.935, -0.935), (7, 0.354, -2.475)]
 )
 @pytest.mark.parametrize("reward", [1.0, 5.0])
 def test_published_advantages_of_k_successes_in_eight(successes: int, winner: float, loser: float, reward: float):

@@ -76,15 +76,6 @@ def test_steps_and_episodes_are_counted():
     assert [episode.info["r"] for episode in stats.episodes] == [1, 2]
 
 
-def test_an_episode_cut_off_by_time_is_bootstrapped_from_where_it_ended():
-    made = collector(CUT_OFF, SOLVED)
-    made.collect(start(made), go_on)
-    # It ended on picture 20; the observation after it, of the next episode, is picture 0.
-    assert made.buffer.final_value_TN.tolist() == [[0, 0], [2, 0], [0, 0]]
-    assert made.buffer.truncated_TN.tolist() == [[False, False], [True, False], [False, False]]
-    assert made.buffer.terminated_TN.tolist() == [[False, False], [False, False], [False, True]]
-
-
 @pytest.mark.filterwarnings("ignore::vla_gym.errors.WorkerRestarted")
 def test_a_time_limit_may_be_an_end_but_a_lost_episode_never_is():
     made = collector(CUT_OFF, LOST, bootstrap_time_limit=False)
@@ -95,14 +86,6 @@ def test_a_time_limit_may_be_an_end_but_a_lost_episode_never_is():
     # A decision of which nothing was run is not counted.
     assert stats.num_decisions == 5
     assert len(stats.episodes) == 1
-
-
-def test_an_end_by_the_task_may_be_bootstrapped_too():
-    made = collector(CUT_OFF, SOLVED, bootstrap_termination=True)
-    made.collect(start(made), go_on)
-    assert made.buffer.final_value_TN.tolist() == [[0, 0], [2, 0], [0, 3]]
-    assert made.buffer.truncated_TN.tolist() == [[False, False], [True, False], [False, True]]
-    assert not made.buffer.terminated_TN.any()
 
 
 def test_a_rollout_that_is_stopped_leaves_the_present_observation():

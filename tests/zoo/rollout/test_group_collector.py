@@ -15,7 +15,6 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample
-from zoo.algorithms.grpo import group_line
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import CollectorConfig, GroupCollector, RolloutStart, check_shared_start
@@ -102,11 +101,6 @@ def test_a_group_with_signal_of_a_further_round_replaces_one_without(envs: VLAVe
     assert (stats.groups.num_resampled, stats.groups.extra_rounds) == (1, 1)
     # Both rounds were run.
     assert stats.num_sim_steps == 2 * 4 * 12
-
-
-def test_one_line_counts_groups_of_equal_outcome():
-    success_P, kept_P = torch.tensor([[3, *[0] * 20], [1, *[0] * 20]])
-    assert group_line(success_P, kept_P, size=8) == "groups: 0/8 dead x20 | 3/8"
 
 
 def test_groups_that_began_in_different_states_are_an_error():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows
-from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
+from tests.zoo.training.test_checkpoint import TINY
 from zoo import PPO
-from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.update_metrics.TrainingWarning")
 
@@ -60,35 +58,3 @@ def test_optimiser_steps_of_an_update(masked: bool) -> None:
     scored = int((model.chunk_buffer.executed_TN > 0).sum())
     (taken,) = {int(state["step"]) for state in model.policy.optimizer.state.values()}
     assert taken == (24 // 8 if masked else -(-scored // 8))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("algo", "settings", "total", "stop", "metric"),
-    [
-        (
-            "ppo",
-            {"rounds_per_update": 2, "loss_weight": "trajectory", "masked_minibatches": True},
-            400,
-            StopIn(3, 2),
-            "train/n_updates",
-        ),
-        pytest.param(
-            *("ppo", {"critic_warmup_updates": 3}, 420, StopIn(3, 2), "train/critic/warmup"),
-            marks=pytest.mark.thorough,
-        ),
-        ("grpo", {"resample_dead_groups": 1}, 900, StopIn(2, 3), "rollout/resample_rounds"),
-    ],
-)
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, algo: str, settings: dict[str, Any], total: int, stop: StopIn, metric: str
-) -> None:
-    whole = learn(build(algo, **settings), total)
-    assert any(row[metric] for row in whole)
-    stopped = build(algo, **settings)
-    before = learn(stopped, total, stop)
-    folder = save_checkpoint(stopped, tmp_path)
-    resumed = build(algo, **settings)
-    load_checkpoint(resumed, folder)
-    assert before
-    assert same(before + learn(resumed, total, resumed=True), whole)

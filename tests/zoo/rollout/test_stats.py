@@ -91,10 +91,7 @@ def test_records_of_ranks_join_in_the_order_of_one_process():
     # The lost decision ran nothing.
     assert (stats.num_decisions, stats.num_lost) == (5, 1)
     assert stats.tasks == {0, 4}
-    assert [(episode.info["r"], episode.num_timesteps) for episode in stats.episodes] == [
-        (7.0, 108),
-        (1.0, 112),
-    ]
+    assert [(episode.info["r"], episode.num_timesteps) for episode in stats.episodes] == [(7.0, 108), (1.0, 112)]
     record = EpisodeRecord(task_id=0, trial_id=7, total_reward=1.0, length=5, success_once=True, success_at_end=False)
     assert stats.episodes[1].record == record
 

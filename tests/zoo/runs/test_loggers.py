@@ -22,9 +22,7 @@ from zoo.runs.monitor import read_metrics
 CONFIG = toy_config(n_timesteps=100, num_envs=2)
 
 
-def test_the_screen_shows_success_first_and_blanks_for_what_is_missing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_screen_shows_success_first_and_blanks_for_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     logger = Logger(None, [ScreenTable("ppo")])
     logger.record("train/actor/approx_kl", 0.0123)
     logger.record("rollout/success_once", 0.25)
@@ -37,9 +35,7 @@ def test_the_screen_shows_success_first_and_blanks_for_what_is_missing(
     assert second.split() == ["1024"]
 
 
-def test_what_is_no_update_makes_no_row_but_messages_are_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_no_update_makes_no_row_but_messages_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     logger = Logger(None, [ScreenTable("ppo")])
     logger.record("eval/success_once", 1.0)
     logger.dump(1)

@@ -45,11 +45,10 @@ def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
             find_resume_point(str(folder))
 
 
-def test_a_run_of_another_command_names_it(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spaced = run.path.rename(tmp_path / "my run")
+def test_a_run_of_another_command_names_it(run: RunFolder, cwd: Path) -> None:
+    spaced = run.path.rename(cwd / "my run")
     with pytest.raises(BadValue, match=rf"is a run of vla-zoo train: .* -i '{spaced}', .* --policy '{spaced}'$"):
         find_resume_point(str(spaced), FINETUNING)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadValue, match=r"is a run of vla-zoo sft"):
         find_resume_point("agents/sft/MetaWorld-window-open")
 

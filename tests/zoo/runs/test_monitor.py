@@ -62,14 +62,7 @@ def test_evaluations_grow_and_resume(tmp_path: Path) -> None:
 
 def test_a_damaged_monitor_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "monitor.csv"
-    for damage in (
-        b"garbage",
-        b"",
-        b"#{}\nr,l\n",
-        b"#[1]\n",
-        b"\xff\xfe\x00",
-        b'#{"t_start": 1.0}\nr\x00\n\xff',
-    ):
+    for damage in (b"garbage", b"", b"#{}\nr,l\n", b"#[1]\n", b"\xff\xfe\x00", b'#{"t_start": 1.0}\nr\x00\n\xff'):
         path.write_bytes(damage)
         with pytest.raises(BadValue, match=r"monitor\.csv' is damaged: .* move it away"):
             MonitorFile(tmp_path, "Toy-Reach", keep_until=20)

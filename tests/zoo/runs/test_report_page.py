@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 
+from tests.zoo.launching import TINY
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
 from zoo.evaluation.statistics import Rate
@@ -35,7 +36,7 @@ from zoo.train import run as train
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     logs = tmp_path_factory.mktemp("logs")
     flags = ["--algo", "ppo", "--env", "Toy-Reach", "-n", "300", "--eval-episodes", "3", "-f", str(logs)]
-    assert train([*flags, "-params", "n_steps:8", "ent_coef:0.123", "--num-envs", "4"]) == 0
+    assert train([*flags, "-params", "n_steps:8", "ent_coef:0.123", TINY, "--num-envs", "4"]) == 0
     return logs / "ppo" / "Toy-Reach_1"
 
 

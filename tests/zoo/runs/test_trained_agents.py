@@ -17,12 +17,7 @@ from zoo.runs.lookup import agents_folder, agents_for, find_agents, is_shipped, 
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with four agents, seen from an empty folder."""
     root = tmp_path / "package" / "agents"
-    for stage, env in [
-        ("sft", "Toy-Reach"),
-        ("ppo", "Toy-Reach"),
-        ("sft", "Toy-Reach/1"),
-        ("sft", "MetaWorld/reach"),
-    ]:
+    for stage, env in [("sft", "Toy-Reach"), ("ppo", "Toy-Reach"), ("sft", "Toy-Reach/1"), ("sft", "MetaWorld/reach")]:
         folder = root / stage / env.replace("/", "-")
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")

@@ -69,7 +69,9 @@ def test_the_real_openpi_client_gets_the_chunk(declaration: Declaration) -> None
 def test_the_real_vla_eval_client_gets_single_actions_and_an_episode_drops_the_rest(declaration: Declaration) -> None:
     server = opened("vla-eval", declaration)
     assert server.receive(message("episode_start", {"task": {"name": "x"}})) is None
-    assert np.array_equal(server.receive(bytes_of(OF_VLA_EVAL)).observation["image"], IMAGE)
+    seen = server.receive(bytes_of(OF_VLA_EVAL)).observation
+    assert np.array_equal(seen["image"], IMAGE)
+    assert seen["state"].tolist() == [0.5, -1.0]
     first = unpack(server.answer(chunk(declaration), 0.25))
     assert (first["type"], first["seq"]) == ("action", 3)
     others = [unpack(server.receive(bytes_of(OF_VLA_EVAL)))["payload"]["actions"] for _ in range(2)]

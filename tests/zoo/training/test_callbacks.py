@@ -11,11 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tests.zoo.training.test_checkpoint import build, counters_of, learn
 from vla_policies import VLAPolicy
 from zoo.training.callbacks import BestPolicy, CheckpointCallback
-from zoo.training.checkpoint import (
-    Saving,
-    best_success,
-    save_checkpoint,
-)
+from zoo.training.checkpoint import Saving, best_success, save_checkpoint
 
 # Runs of a few updates learn nothing, and say so.
 pytestmark = [

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.zoo.launching import TINY
+
 pytestmark = pytest.mark.processes
 
 ARGV = [sys.executable, "-u", "-m", "zoo.train", "--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu"]
-PARAMS = ["num_envs:4", "num_workers:2", "eval_episodes:0", "n_steps:4", "batch_size:16", "n_epochs:1"]
+PARAMS = ["num_envs:4", "num_workers:2", "eval_episodes:0", "n_steps:4", "batch_size:16", "n_epochs:1", TINY]
 
 
 def members(session: int) -> list[int]:

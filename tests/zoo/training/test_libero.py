@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,18 @@ from zoo import train as train_command
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
-SMALL = "num_envs:2 chunk:8 n_steps:2 batch_size:4 image_size:64 num_workers:2"
-TWO_UPDATES = ("num_envs:2", "rounds_per_update:null", "n_steps:2", "batch_size:4", "n_epochs:1")
+SMALL = "num_envs:2 chunk:8 n_steps:2 batch_size:4 image_size:64 num_workers:1"
+TWO_UPDATES = ("num_envs:2", "num_workers:1", "rounds_per_update:null", "n_steps:2", "batch_size:4", "n_epochs:1")
 
 
 def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = f"--algo ppo --env LIBERO-Spatial --seed 0 -n 64 --eval-episodes 2 --num-threads 1 -f {tmp_path}"
+    flags = f"--algo ppo --env LIBERO-Spatial --seed 0 -n 64 --eval-episodes 1 --num-threads 1 -f {tmp_path}"
     assert train_command.run([*flags.split(), "-params", *SMALL.split()]) == 0
     run = tmp_path / "ppo" / "LIBERO-Spatial_1"
     assert update_steps(run) == [32, 64]
     stored = json.loads((run / "evaluation.json").read_text())
-    # Nobody solves a task by chance in its first steps, so both episodes run to the horizon.
-    assert [(e["task_id"], e["trial_id"], e["length"]) for e in stored["episodes"]] == [
-        (0, 0, 220),
-        (5, 0, 220),
-    ]
+    # Nobody solves a task by chance in its first steps, so the episode runs to the horizon.
+    assert [(e["task_id"], e["trial_id"], e["length"]) for e in stored["episodes"]] == [(0, 0, 220)]
     protocol = json.loads((run / "protocol.json").read_text())
     assert len(protocol["tasks"]) == 10
     assert {"mujoco", "libero"} & {name.split("-")[0] for name in protocol["versions"]}
@@ -34,14 +30,6 @@ def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "trained for 64 simulator steps on" in printed
     assert "run folder" in printed
-
-
-def fixture(name: str) -> Path:
-    root = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
-    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", root)) / name
-    if not folder.is_dir():
-        pytest.skip(f"no golden fixtures at {folder}")
-    return folder
 
 
 def update_steps(run: Path) -> list[int]:
@@ -59,9 +47,11 @@ def update_steps(run: Path) -> list[int]:
         pytest.param("smolvla_tiny/checkpoint", 10, ["image_size:64"], marks=pytest.mark.thorough),
     ],
 )
-def test_two_updates_of_a_published_layout(tmp_path: Path, name: str, chunk: int, params: list[str]) -> None:
+def test_two_updates_of_a_published_layout(
+    tmp_path: Path, golden_root: Path, name: str, chunk: int, params: list[str]
+) -> None:
     steps = 2 * 2 * chunk
-    flags = f"--env LIBERO-Spatial/0 --policy {fixture(name)} --seed 0 -n {2 * steps} --eval-episodes 0"
+    flags = f"--env LIBERO-Spatial/0 --policy {golden_root / name} --seed 0 -n {2 * steps} --eval-episodes 0"
     argv = [*flags.split(), "--num-threads", "1", "-f", str(tmp_path), "-params", *TWO_UPDATES, *params]
     assert train_command.run(argv) == 0
     run = tmp_path / "ppo" / "LIBERO-Spatial-0_1"

@@ -10,24 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.launching import TOY, only_run, start, train, updates
+from tests.zoo.launching import TINY, TOY, only_run, start, train, updates
 from zoo.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 ENDLESS = (*TOY, "--seed", "1", "-n", "10000000", "--eval-episodes", "0", "--save-freq", "200")
-PARAMS = ("-params", "num_envs:8", "n_steps:8", "batch_size:16", "n_epochs:1")
+PARAMS = ("-params", "num_envs:8", "n_steps:8", "batch_size:16", "n_epochs:1", TINY)
 
 
 def training(folder: Path, *params: str) -> subprocess.Popen[str]:
     """A run of two ranks that has written a checkpoint."""
     run = start(2, [*ENDLESS, "-f", str(folder), *PARAMS, *params])
+    until_saved(run, folder)
+    return run
+
+
+def until_saved(run: subprocess.Popen[str], folder: Path) -> None:
+    """Wait for its first checkpoint."""
     deadline = time.monotonic() + 120
     while not list(folder.glob("*/*/checkpoints/step_*/training_state.json")):
         assert run.poll() is None, run.communicate()[0]
         assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return run
+        time.sleep(0.05)
 
 
 def ranks_of(run: subprocess.Popen[str]) -> dict[int, int]:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.launching import TOY, only_run, train, updates
+from tests.zoo.launching import TINY, TOY, only_run, train, updates
 
 pytestmark = pytest.mark.slow
 
 PPO = (
     *("--algo", "ppo", "-params", "num_envs:8", "n_steps:8", "batch_size:16", "n_epochs:2"),
-    "start_sampling:learnability",
+    *("start_sampling:learnability", TINY),
 )
-GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2")
+GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2", TINY)
 RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "0")
 SEPARATE = "env=0-1,rollout=2,actor=3"
 HYBRID = "env=0-1,rollout=2-3,actor=0-3"

@@ -9,14 +9,7 @@ import pytest
 from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, MissingDependency
 from zoo.config.run_config import RunConfig
-from zoo.training.run_plan import (
-    RunPlan,
-    arithmetic_lines,
-    check_startable,
-    dry_run_text,
-    hopeless_start,
-    memory_lines,
-)
+from zoo.training.run_plan import RunPlan, arithmetic_lines, check_startable, dry_run_text, hopeless_start, memory_lines
 
 
 @pytest.mark.parametrize(
