@@ -17,7 +17,7 @@ pytest.importorskip("mani_skill")
 pytestmark = pytest.mark.sim
 
 SIZE = 64
-QUICK = ("PickCube", "StackPyramid")
+QUICK = ("StackPyramid",)
 
 
 def simulator(name: str, *, cameras: tuple[str, ...] = ("image",), **options: Any) -> Any:
