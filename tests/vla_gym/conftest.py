@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,6 +17,21 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.specs import Benchmark
+
+
+def trace(envs: VLAVectorEnv, decisions: int, seed: int = 0) -> list[Any]:
+    """Everything that so many random decisions give, so that `==` compares it."""
+    rng, seen = np.random.default_rng(seed), list[Any]()
+    shape = (envs.num_envs, *envs.single_action_space.shape)
+    for _ in range(decisions):
+        obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 1, shape))
+        seen += [value.tobytes() if isinstance(value, np.ndarray) else value for value in obs.values()]
+        seen += [reward.tolist(), terminated.tolist(), truncated.tolist()]
+        keys = ("task_id", "trial_id", "start_state", "executed", "success", "step_rewards")
+        seen += [infos[key].tolist() for key in keys]
+        if "episode" in infos:
+            seen += [infos["episode"][key].tolist() for key in ("return", "length", "success_once")]
+    return seen
 
 
 @pytest.fixture

@@ -4,28 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
+from tests.vla_gym.conftest import trace
 from vla_gym import BadValue, VLAVectorEnv
 
 Make = Callable[..., VLAVectorEnv]
-
-
-def drive(envs: VLAVectorEnv, decisions: int, seed: int) -> list[Any]:
-    """Bytes of everything that `decisions` random steps give."""
-    rng = np.random.default_rng(seed)
-    trace: list[Any] = []
-    for _ in range(decisions):
-        shape = (envs.num_envs, *envs.single_action_space.shape)
-        obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 1, shape))
-        trace += [value.tobytes() if isinstance(value, np.ndarray) else value for value in obs.values()]
-        trace += [reward.tolist(), terminated.tolist(), truncated.tolist()]
-        trace += [infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")]
-        if "episode" in infos:
-            trace += [infos["episode"][key].tolist() for key in ("return", "length", "success_once")]
-    return trace
 
 
 @pytest.mark.parametrize(
@@ -35,16 +20,16 @@ def test_a_loaded_state_continues_bit_for_bit(make: Make, mode: str, num_workers
     options: dict[str, Any] = {"chunk": 3, "autoreset_mode": mode, "reward": "differenced", "seed": 5}
     envs = make("Toy-Reach", 4, num_workers=num_workers, **options)
     envs.reset()
-    drive(envs, 7, seed=1)
+    trace(envs, 7, seed=1)
     state = json.loads(json.dumps(envs.state_dict()))
-    straight = drive(envs, 9, seed=2)
+    straight = trace(envs, 9, seed=2)
     assert any(entry["actions"] for entry in state["slots"])
 
     other = make("Toy-Reach", 4, **{**options, "seed": 99})
     other.load_state_dict(state)
-    assert drive(other, 9, seed=2) == straight
+    assert trace(other, 9, seed=2) == straight
     envs.load_state_dict(state)  # and back, in the environment that had gone on
-    assert drive(envs, 9, seed=2) == straight
+    assert trace(envs, 9, seed=2) == straight
 
 
 def test_states_of_others_are_refused(make: Make) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
+from tests.vla_gym.conftest import trace
 from vla_gym import VLAVectorEnv, WorkerFailed, make_vec
 from vla_gym.make import sub_env_setup
 from vla_gym.specs import Benchmark
@@ -69,23 +70,14 @@ def remote(make: Make, servers: Servers, count: int, benchmark: Benchmark, **opt
     return make(benchmark, 4, chunk=2, schedule="random", seed=5, pool=pool, **options)
 
 
-def trace(envs: VLAVectorEnv) -> list[Any]:
-    rng = np.random.default_rng(0)
-    obs, _ = envs.reset(seed=5)
-    seen: list[Any] = [obs["image"].tobytes()]
-    for _ in range(8):
-        obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 0.8, (4, 2, 2)))
-        seen += [obs["image"].tobytes(), obs["state"].tobytes(), obs["instruction"], reward.tolist()]
-        seen += [terminated.tolist(), truncated.tolist(), infos["start_state"].tolist()]
-    return seen
-
-
 @pytest.mark.parametrize(("count", "num_workers"), [(1, 0), (2, 0), (2, 1)])
 def test_remote_slots_do_what_local_ones_do(make: Make, servers: Servers, count: int, num_workers: int):
     benchmark = scripted_benchmark()
-    local = trace(make(benchmark, 4, chunk=2, schedule="random", seed=5))
+    local = make(benchmark, 4, chunk=2, schedule="random", seed=5)
     envs = remote(make, servers, count, benchmark, num_workers=num_workers)
-    assert trace(envs) == local
+    for one in (local, envs):
+        one.reset(seed=5)
+    assert trace(envs, 8) == trace(local, 8)
     state = envs.state_dict()
     envs.load_state_dict(state)
     envs.close()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,7 @@ from vla_gym.adapters.plate25.tasks import IDS, NUM_TASKS, plate25_benchmark
 from vla_gym.errors import MissingDependency
 from vla_gym.observation import check_instruction
 
-
-@pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
-    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
-    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 @pytest.mark.parametrize("env_id", IDS)
