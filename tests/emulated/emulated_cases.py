@@ -70,9 +70,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def start(threads: int = 1) -> None:
+def start() -> None:
     """Prepare the process."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     SIZES["deep"] = DEEP
     emulated_device.install()
 

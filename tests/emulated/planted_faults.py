@@ -32,14 +32,11 @@ def uploads_in_a_loop() -> Tensor:
 REFUSED: dict[str, Callable[[], object]] = {
     "mixed devices": lambda: numbers() + torch.ones(3),
     "a mask left on the CPU": lambda: torch.where(torch.ones(2, 3, dtype=torch.bool), numbers(), 0.0),
-    "a weight left on the CPU": lambda: functional.linear(numbers(), torch.ones(4, 3)),
-    "a gather by an index of the CPU": lambda: numbers().gather(1, torch.zeros(2, 1, dtype=torch.int64)),
     "a table indexed from the device": lambda: torch.arange(6.0)[torch.zeros(2, dtype=torch.int64, device=DEVICE)],
     "NumPy of a tensor of the device": lambda: numbers().numpy(),
 }
 WAITED_FOR: dict[str, Callable[[], object]] = {
     "item": lambda: numbers().sum().item(),
-    "branch": lambda: 1 if (numbers() > 0).all() else 0,
     "list": lambda: numbers().tolist(),
     "download": lambda: numbers().cpu(),
     "boolean index": lambda: indexed(numbers()),
