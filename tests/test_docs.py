@@ -6,9 +6,11 @@ import ast
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,9 +18,10 @@ from pathlib import Path
 import pytest
 
 import vla_gym
+from tests.zoo.forks import code_of, forked
 from vla_gym.errors import VLAZooError
 from zoo.cli.arguments import EXAMPLES, key_values
-from zoo.cli.main import COMMANDS
+from zoo.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.processes
 
@@ -56,21 +59,24 @@ def benchmark_folder(tmp_path: Path) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
-    """A command of the page, with this Python."""
-    words = shlex.split(command)
-    assert words[0] in ("python", "vla-zoo")
-    words[:1] = [] if words[0] == "python" else ["-m", "zoo"]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", *words],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    """A command of the page in a fork, as a Python of its own would find it in the folder; what it said."""
+    program, *words = shlex.split(command)
+    assert program in ("python", "vla-zoo")
+
+    def act() -> int:
+        os.chdir(folder)
+        sys.path[:0] = [str(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])  # of workers
+        warnings.simplefilter("error", UserWarning)
+        if program == "vla-zoo":
+            return main(words)
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+
+    said = folder.with_name("said")
+    code = code_of(forked(act, said))
+    assert code == 0, f"{command}\n{said.read_text()}"
+    return said.read_text()
 
 
 def test_your_own_benchmark_in_two_files(benchmark_folder: Path) -> None:
