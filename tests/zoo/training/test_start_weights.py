@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests import mock_checkpoints
+from tests.zoo.hub.test_upload import hub
 from tests.zoo.loopback_hub import LoopbackHub, Repo
 from vla_gym.errors import BadValue
 from vla_policies.resolver import PolicyRef
@@ -20,6 +20,8 @@ from zoo import train
 from zoo.cli.run_flags import open_new_run
 from zoo.config.run_config import RunConfig
 from zoo.training.start_weights import check_fit, start_lines
+
+__all__ = ["hub"]
 
 KEY = "libero_130_no_noops_trajall"
 HUB_ID = "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora"
@@ -31,41 +33,33 @@ def new_run(*params: str, run: list[str] = RUN) -> tuple[RunConfig, PolicyRef]:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+def published(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
     """A Hub with a small OpenVLA-OFT under the published id, and an empty cache."""
-    server = LoopbackHub()
-    folder = mock_checkpoints.openvla(tmp_path / "repository", [KEY], size="tiny")
+    folder = mock_checkpoints.openvla(Path("repository"), [KEY], size="tiny")
     files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"checkpoints/old.safetensors": b"x" * 99}
-    server.repos[HUB_ID] = Repo(private=False, commits={"a" * 40: files}, main="a" * 40)
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    yield server
-    server.shutdown()
-    server.server_close()
+    hub.repos[HUB_ID] = Repo(private=False, commits={"a" * 40: files}, main="a" * 40)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    return hub
 
 
-def test_a_dry_run_lists_what_it_would_fetch_and_fetches_nothing(hub: LoopbackHub) -> None:
+def test_a_dry_run_lists_what_it_would_fetch_and_fetches_nothing(published: LoopbackHub) -> None:
     start, fits = start_lines(*new_run())
-    size = sum(len(data) for name, data in hub.repos[HUB_ID].files.items() if "/" not in name)
-    assert start == f"start        {HUB_ID}: not cached, a download from {hub.url} {size / 1e9:,.3g} GB"
+    size = sum(len(data) for name, data in published.repos[HUB_ID].files.items() if "/" not in name)
+    assert start == f"start        {HUB_ID}: not cached, a download from {published.url} {size / 1e9:,.3g} GB"
     assert fits == "fits         not known before the weights are here"
-    assert all("/resolve/" not in request for request in hub.requests)
+    assert all("/resolve/" not in request for request in published.requests)
 
 
-def test_what_was_fetched_is_here_and_checked(hub: LoopbackHub) -> None:
+def test_what_was_fetched_is_here_and_checked(published: LoopbackHub) -> None:
     config, policy = new_run()
     check_fit(config, policy.fetched())
-    assert any("/resolve/" in request for request in hub.requests)
-    assert not any("checkpoints" in request for request in hub.requests)
-    hub.requests.clear()
+    assert any("/resolve/" in request for request in published.requests)
+    assert not any("checkpoints" in request for request in published.requests)
+    published.requests.clear()
     start, fits = start_lines(*new_run())
     assert f"{HUB_ID}: here, in " in start
     assert fits.startswith("fits         yes, by the tensors' names and shapes")
-    assert not any("/resolve/" in request for request in hub.requests)
+    assert not any("/resolve/" in request for request in published.requests)
 
 
 def test_without_a_network_a_dry_run_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,14 +91,7 @@ def test_weights_that_do_not_fit_the_recipe_are_refused_by_the_dry_run(tmp_path:
         new_run("policy:{checkpoint: ./nowhere}")
 
 
-def test_fresh_weights_say_so() -> None:
-    assert start_lines(*new_run(run=["--env", "Toy-Reach", "--seed", "0"])) == ["start        fresh weights of nano"]
-    config, fresh = new_run("policy_kwargs:{backbone_kwargs: {size: tiny}}")
-    assert (config.policy, start_lines(config, fresh)) == ("openvla-oft", ["start        fresh weights of openvla-oft"])
-
-
-def test_a_run_opens_its_start_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_opens_its_start_folder_once(cwd: Path) -> None:
     run = ["--env", "Toy-Reach", "--num-envs", "2", "-n", "8", "--eval-episodes", "0", "--device", "cpu", "--seed", "0"]
     run += ["-params", "n_steps:2", "batch_size:4", "num_workers:0"]
     train.run([*run, "policy_kwargs:{backbone_kwargs: {size: tiny}}"])
