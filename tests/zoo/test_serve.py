@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from vla_gym.errors import VLAZooError
 from zoo import serve
 from zoo.serving.declaration import ServerSettings
 from zoo.serving.openpi import OpenpiServerSession
+from zoo.serving.wire import pack_openpi, unpack
 
 AGENT = "agents/ppo/MetaWorld-window-close"
 
@@ -77,27 +78,13 @@ def test_it_serves_until_it_is_asked_to_end() -> None:
         assert "'observation/image': uint8 [64, 64, 3]" in line
         assert "rotation none; gripper plus_one_closes" in line
         port = line.split("ws://127.0.0.1:")[1].split(",")[0]
-        client = subprocess.run(
-            [sys.executable, "-c", _CLIENT, port], capture_output=True, text=True, env=os.environ, timeout=120
-        )
-        assert client.returncode == 0, client.stderr
-        assert json.loads(client.stdout) == [8, 4]
+        with connect(f"ws://127.0.0.1:{port}", compression=None) as ws:
+            declared = unpack(ws.recv())["vla_zoo"]
+            image = np.zeros((declared["image_size"], declared["image_size"], 3), np.uint8)
+            obs = {"observation/image": image, "observation/state": np.zeros(declared["state_dim"], np.float32)}
+            ws.send(pack_openpi({**obs, "prompt": "close the window"}))
+            assert unpack(ws.recv())["actions"].shape == (8, 4)
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "stopped: 1 connections, 1 decisions in 1 batches" in rest
-
-
-_CLIENT = """
-import json, sys
-import numpy as np
-from websockets.sync.client import connect
-from zoo.serving.wire import pack_openpi, unpack
-with connect(f"ws://127.0.0.1:{sys.argv[1]}", compression=None) as ws:
-    declared = unpack(ws.recv())["vla_zoo"]
-    side = declared["image_size"]
-    obs = {"observation/image": np.zeros((side, side, 3), np.uint8),
-           "observation/state": np.zeros(declared["state_dim"], np.float32), "prompt": "close the window"}
-    ws.send(pack_openpi(obs))
-    print(json.dumps(list(unpack(ws.recv())["actions"].shape)))
-"""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.zoo.launching import TINY, TOY
 from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
 from vla_gym.errors import WorkerFailed
 from zoo import train as train_command
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.processes
 
 def train(folder: Path, algo: str, *flags: str) -> Path:
     own = ["n_steps:4"] if algo == "ppo" else ["group_size:2"]
-    argv = ["--algo", algo, "--env", "Toy-Reach", "--seed", "0", "--num-threads", "1", "--device", "cpu"]
-    pairs = ["num_envs:4", "num_workers:2", "eval_episodes:0", "batch_size:16", "n_epochs:1", *own]
-    assert train_command.run([*argv, "-n", "300", "-f", str(folder), *flags, "-params", *pairs]) == 0
+    pairs = ["num_envs:4", "num_workers:2", "eval_episodes:0", "batch_size:16", "n_epochs:1", TINY, *own]
+    argv = ["--algo", algo, *TOY, "--seed", "0", "-n", "300", "-f", str(folder), *flags]
+    assert train_command.run([*argv, "-params", *pairs]) == 0
     return folder / algo / "Toy-Reach_1"
 
 
