@@ -1,4 +1,4 @@
-"""LIBERO's tables: counts, order, sentences."""
+"""LIBERO's tables: counts, order, sentences, horizons."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def test_the_sentence_is_the_file_names_not_the_bddl_files() -> None:
     ]
     # All of spatial and object, goal 0 2 3 4 6, libero_90 14 17 84 85.
     assert differing == [*range(20), 20, 22, 23, 24, 26, 30 + 14, 30 + 17, 30 + 84, 30 + 85]
+
+
+def test_horizons_are_the_protocols() -> None:
+    by_suite = {task.suite: task.horizon for task in libero_benchmark("LIBERO-130").tasks}
+    assert by_suite == {
+        "libero_spatial": 220,
+        "libero_object": 280,
+        "libero_goal": 300,
+        "libero_90": 400,
+        "libero_10": 520,
+    }
+    assert {task.horizon for task in libero_benchmark("LIBERO-130", protocol="rlinf").tasks} == {512}
+    assert libero_benchmark("LIBERO-Goal", protocol="rlinf").simulator_kwargs["settle_steps"] == 15
 
 
 def test_listing_tasks_loads_no_simulator(tmp_path: Path) -> None:

@@ -1,17 +1,39 @@
-"""Meta-World's tables: sets, ids, protocols. No simulator."""
+"""Meta-World's tables: names, sentences, buckets, ids, protocols. No simulator."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from vla_gym.adapters.metaworld.tasks import MT10, PROTOCOLS, TASKS, metaworld_benchmark
+from vla_gym.adapters.metaworld.tasks import (
+    MT10,
+    PROTOCOLS,
+    TASKS,
+    metaworld_benchmark,
+)
+from vla_gym.observation import check_instruction
 from vla_gym.registry import find_benchmark
+
+
+def test_fifty_names_forty_nine_sentences_and_the_published_buckets() -> None:
+    assert len(TASKS) == 50
+    sentences = [sentence for _, sentence in TASKS.values()]
+    assert len(set(sentences)) == 49
+    assert TASKS["push"][1] == TASKS["push-back"][1]
+    buckets = Counter(bucket for bucket, _ in TASKS.values())
+    assert buckets == {"easy": 28, "medium": 11, "hard": 6, "very_hard": 5}
+    for sentence in sentences:
+        check_instruction(sentence)
 
 
 def test_the_sets_of_tasks() -> None:
     assert [task.name for task in find_benchmark("MetaWorld-MT10").tasks] == list(MT10)
-    train, test = ({task.name for task in find_benchmark(f"MetaWorld-ML45{part}").tasks} for part in ("", "-test"))
-    assert (len(train), test) == (45, set(TASKS) - train)
+    test = [task.name for task in find_benchmark("MetaWorld-ML45-test").tasks]
+    assert test == ["bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock"]
+    train = [task.name for task in find_benchmark("MetaWorld-ML45").tasks]
+    assert len(train) == 45
+    assert set(train) | set(test) == set(TASKS)
     single = find_benchmark("MetaWorld/reach")
     assert [(task.name, task.suite, task.num_trials) for task in single.tasks] == [("reach", "easy", 50)]
     assert find_benchmark("MetaWorld-MT50/33").tasks[0].name == "push"
@@ -21,7 +43,9 @@ def test_the_sets_of_tasks() -> None:
     ("env_id", "protocol", "horizon", "settle"),
     [
         ("MetaWorld-MT50", None, 100, 15),
+        ("MetaWorld/reach", None, 100, 15),
         ("MetaWorld-ML45", None, 160, 15),
+        ("MetaWorld-ML45-test", None, 160, 15),
         ("MetaWorld-MT50", "lerobot", 500, 0),
     ],
 )
