@@ -1,53 +1,55 @@
-"""Forks of the process that tests: what they run has been imported already, which takes a fresh Python seconds."""
+"""Forks of a server that has imported what they run, which takes a fresh Python seconds.
+
+The process that tests is not forked itself: it has threads and GL contexts, and a fork would wait for them for ever.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
-import signal
 import socket
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import prepare_multi_gpu_env
 
-
-def forked(act: Callable[[], object], said: Path) -> int:
-    """Process id of a fork that calls `act` and ends with its code, after a traceback with 1; it prints into `said`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, which do nothing here that a fork would wait for
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        output = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        for number in (1, 2):
-            os.dup2(output, number)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-        warnings.resetwarnings()  # errors are pytest's wish
-        code = int(act() or 0)  # type: ignore[call-overload]
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:  # whatever comes of that, a child must not go on as the parent
-            os._exit(code)
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["zoo.train", "zoo.sft", "tests.zoo.forks"])
 
 
-def code_of(pid: int) -> int:
-    """Exit code of a fork, once it has ended."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def forked(act: Callable[[], object], said: Path) -> BaseProcess:
+    """A process that calls `act` and ends with its code, after a traceback with 1; it prints into `said`."""
+    process = _SERVER.Process(target=_fork, args=(cloudpickle.dumps(act), said, dict(os.environ), Path.cwd()))
+    process.start()
+    return process
+
+
+def _fork(act: bytes, said: Path, environment: Mapping[str, str], folder: Path) -> None:
+    output = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.exit(int(cloudpickle.loads(act)() or 0))
+
+
+def code_of(process: BaseProcess, timeout: float = 300.0) -> int:
+    """Exit code once it has ended; it is killed after `timeout` seconds."""
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def free_port() -> int:
@@ -67,8 +69,6 @@ def as_ranks(processes: int, act: Callable[[], object], **launch: str) -> str:
     def rank(number: int) -> object:
         place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         os.environ.update({**launch, **meeting, **{name: str(value) for name, value in place.items()}})
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
         # Processes that were started apart have no random numbers in common.
         random.seed(number)
         np.random.seed(number)
@@ -77,16 +77,12 @@ def as_ranks(processes: int, act: Callable[[], object], **launch: str) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(number)) for number in range(processes)]
-        left = [forked(lambda number=number: rank(number), file) for number, file in enumerate(files)]  # type: ignore[misc]
-        codes = []
+        ranks = [forked(lambda number=number: rank(number), file) for number, file in enumerate(files)]  # type: ignore[misc]
         try:
-            while left:
-                codes.append(code_of(left[0]))
-                left.pop(0)
+            codes = [code_of(process) for process in ranks]
         finally:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in ranks:
+                process.kill()
         said = "".join(file.read_text() for file in files)
     assert codes == [0] * processes, said
     return said

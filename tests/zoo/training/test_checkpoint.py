@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -157,7 +156,7 @@ def test_a_run_killed_at_once_goes_on_in_another_process(whole: Any, tmp_path: P
     while len(list(tmp_path.glob("checkpoints/step_*"))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
+    child.kill()
     assert code_of(child) == -signal.SIGKILL, "it ended before it could be killed"
     assert code_of(forked(go_on, tmp_path / "said")) == 0, (tmp_path / "said").read_text()
     after = json.loads((tmp_path / "rows.json").read_text())
