@@ -129,6 +129,31 @@ def test_by_default_it_is_evaluated_before_it_trains_and_on_the_way(tmp_path: Pa
     assert trained == [line for line in metrics(plain) if "train/loss" in line]
 
 
+def test_metrics_have_the_contracts_names(ppo_run: Path) -> None:
+    keys = set().union(*metrics(ppo_run))
+    assert keys >= {
+        "rollout/success_once",
+        "rollout/rewards",
+        "env/success_once",
+        "env/success_at_end",
+        "env/return",
+        "env/episode_len",
+        "env/reward",
+        "eval/success_once",
+        "train/loss",
+        "train/actor/policy_loss",
+        "train/actor/approx_kl",
+        "train/actor/clip_fraction",
+        "train/actor/clipped_ratio",
+        "train/actor/ratio",
+        "train/actor/grad_norm",
+        "train/actor/lr",
+        "train/actor/entropy",
+        "train/critic/value_loss",
+        "train/critic/explained_variance",
+    }
+
+
 def test_evaluations_are_always_on_the_same_start_states(ppo_run: Path) -> None:
     with np.load(ppo_run / "evaluations.npz") as file:
         assert file["successes"].shape == (len(file["timesteps"]), 4)

@@ -89,6 +89,24 @@ def test_the_next_episode_has_rows_of_its_own_and_a_lost_one_no_end() -> None:
     ]
 
 
+def test_a_table_of_targets_has_the_discounted_returns_as_its_fixed_point(toy_replay: Replay) -> None:
+    gamma, columns = 0.9, toy_replay.columns
+    rows = toy_replay.rows()
+    batch = toy_replay.decisions(rows, CPU)
+    value = np.zeros(toy_replay.size)
+    for _ in range(5):  # no episode has more than 3 decisions of 4 steps
+        next_value = torch.from_numpy(value[columns["next"][rows]])
+        value[rows] = chunk_targets(batch, next_value, gamma).numpy()
+    expected = {}
+    for row in rows:
+        # The toy pays 1 in the step that solves it: gamma to the steps before that.
+        later = [one for one in rows if columns["episode"][one] == columns["episode"][row] and one >= row]
+        rewards = np.concatenate([columns["reward"][one][: columns["executed"][one]] for one in later])
+        expected[row] = sum(reward * gamma**number for number, reward in enumerate(rewards))
+    assert max(expected.values()) > 0
+    np.testing.assert_allclose(value[rows], [expected[row] for row in rows], atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def toy_replay() -> Replay:
     """Three rollouts of random decisions on Toy-Reach."""

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from tests.zoo.rollout.steps import step
-from zoo.algorithms.losses import entropies
-from zoo.rollout.advantages import even_scale, trajectory_scale
+from zoo.algorithms.losses import entropies, weighted_loss
+from zoo.rollout.advantages import constant_scale, even_scale, trajectory_scale
 from zoo.rollout.buffer import ChunkRolloutBuffer, Step, elements_per_decision, importance_weight, to_level
 
 CPU = torch.device("cpu")
@@ -110,6 +110,36 @@ def test_a_forbidden_token_of_an_unexecuted_step_does_no_harm():
     token_BKA = torch.tensor([[[-1.0], [-torch.inf]]])
     level_BL, _ = to_level(token_BKA, torch.tensor([1]), "chunk")
     assert level_BL.tolist() == [[-1.0]]
+
+
+def test_even_scale_makes_the_loss_a_mean_over_elements():
+    # Decisions of 3 and 1 elements: losses 1, 2, 3 and 6 have mean 3.
+    loss_BL = torch.tensor([[1.0, 2.0, 3.0], [6.0, 9.0, 9.0]])
+    mask_BL = torch.tensor([[True, True, True], [True, False, False]])
+    scale = even_scale(mask_BL.sum(dim=1))
+    assert weighted_loss(loss_BL, scale * mask_BL).item() == pytest.approx(3.0)
+
+
+def test_trajectories_weigh_the_same_however_long():
+    # Trajectory 0: decisions 0 and 1 with 1 + 2 elements; trajectory 7: decision 2 with 1 element.
+    elements_M, trajectory_M = torch.tensor([1, 2, 1]), torch.tensor([0, 0, 7])
+    scale_M = trajectory_scale(elements_M, trajectory_M)
+    share_M = scale_M * elements_M / len(elements_M)
+    assert share_M[:2].sum().item() == pytest.approx(1 / 2)
+    assert share_M[2].item() == pytest.approx(1 / 2)
+    # Losses 1 | 2, 3 | 10: trajectory means 2 and 10, of which the mean is 6.
+    loss_BL = torch.tensor([[1.0, 0.0], [2.0, 3.0], [10.0, 0.0]])
+    mask_BL = torch.tensor([[True, False], [True, True], [True, False]])
+    assert weighted_loss(loss_BL, scale_M[:, None] * mask_BL).item() == pytest.approx(6.0)
+
+
+def test_a_constant_divisor_lets_elements_count_alike_whatever_the_length():
+    # Trajectory 0 has 3 + 3 elements, trajectory 1 two; a whole one would have 6.
+    elements_M, trajectory_M = torch.tensor([3, 3, 2]), torch.tensor([0, 0, 1])
+    scale = constant_scale(elements_M, trajectory_M, 6)
+    # Mean over three decisions of the weighted sums = (6 + 2) / 6 over two trajectories.
+    assert (scale * elements_M).sum() / 3 == pytest.approx((6 + 2) / 6 / 2)
+    assert constant_scale(elements_M[:0], trajectory_M[:0], 6) == 0.0
 
 
 def test_scales_are_those_of_all_ranks():

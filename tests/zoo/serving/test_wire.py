@@ -136,3 +136,18 @@ def test_a_missing_package_is_one_line_with_the_extra(monkeypatch: pytest.Monkey
     # A checkout in PYTHONPATH has no distribution whose extra pip could find.
     with pytest.raises(MissingDependency, match=r'pip install -e ".+\[serve\]"'):
         wire.require_wire_packages()
+
+
+def test_what_openpis_client_writes_is_read() -> None:
+    read = unpack(bytes_of(OF_OPENPI))
+    assert np.array_equal(read["observation/image"], IMAGE)
+    assert read["observation/image"].dtype == np.uint8
+    assert read["observation/state"].tolist() == [0.5, -1.0]
+    assert read["prompt"] == "reach red"
+
+
+def test_what_vla_evals_client_writes_is_read_png_images_too() -> None:
+    read = unpack(bytes_of(OF_VLA_EVAL))
+    assert (read["type"], read["seq"]) == ("observation", 3)
+    assert np.array_equal(read["payload"]["images"]["agentview"], IMAGE)
+    assert read["payload"]["states"].tolist() == [0.5, -1.0]
