@@ -53,7 +53,7 @@ LIMITS = {
     "TYPE_CHECKING imports": (16, 10),
     "class names used twice": (9, 5),
     "docstrings beginning What, That, Those": (0, 0),
-    "lines of tests": (38_289, 34_000),
+    "lines of tests": (38_295, 34_000),
     "words of docs": (32_000, 32_000),
     "entries of CHANGELOG": (60, 60),
     "import circles": (0, 0),

@@ -23,11 +23,14 @@ TINY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
 
 
-def start(processes: int, arguments: Sequence[str], *, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
+def start(
+    processes: int, arguments: Sequence[str], *, config: str = "cpu.yaml", launcher: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """`accelerate launch --num_processes N -m zoo.train ...`, in float32, in a session of its own."""
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")),
-        *("--num_processes", str(processes), *(launcher or ("--main_process_port", str(free_port())))),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
+        *("--num_processes", str(processes), "--mixed_precision", "no"),
+        *(launcher or ("--main_process_port", str(free_port()))),
         *("-m", "zoo.train", *arguments),
     ]
     return subprocess.Popen(

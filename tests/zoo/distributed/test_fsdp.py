@@ -24,7 +24,7 @@ from benchmarks.on_paper import sharded_bytes
 from tests.zoo.distributed.fake_group import count
 from tests.zoo.distributed.sharded_pass import compare_all
 from tests.zoo.forks import as_ranks, code_of, forked
-from tests.zoo.launching import CONFIGS, TOY, first_checkpoint, only_run, same_tensors, train, updates
+from tests.zoo.launching import CONFIGS, TOY, finish, first_checkpoint, only_run, same_tensors, start, train, updates
 from vla_gym.errors import BadValue
 from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
@@ -69,7 +69,10 @@ def same_updates(first: list[dict[str, float]], second: list[dict[str, float]]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed", [(1,), pytest.param((2, 4), marks=pytest.mark.thorough)])
 def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int, ...], tmp_path: Path) -> None:
-    alone, parted = train_in(tmp_path / "alone", 1), train_in(tmp_path / "parted", 2)
+    """The parts are those of the real launcher; elsewhere forks are told what it tells."""
+    alone = train_in(tmp_path / "alone", 1)
+    finish(start(2, [*RUN, "-f", str(tmp_path / "parted"), "-params", *PARAMS, POLICY], config=FSDP))
+    parted = only_run(tmp_path / "parted")
     same_updates(updates(alone), updates(parted))
     whole, sharded = first_checkpoint(alone), first_checkpoint(parted)
     assert whole.name == sharded.name

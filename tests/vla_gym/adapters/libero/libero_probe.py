@@ -39,7 +39,7 @@ def opened(env_id: str, num_envs: int = 1, **options: Any) -> Iterator[VLAVector
 
 
 def moved(envs: VLAVectorEnv) -> dict[str, np.ndarray]:
-    """What is seen after a decision in which the arm goes away."""
+    """Observations after a decision in which the arm goes away."""
     return envs.step(np.full(envs.action_space.shape, 0.3, dtype=np.float32))[0]
 
 
@@ -74,7 +74,7 @@ def physics(*names: str) -> list[dict[str, Any]]:
 
 
 def pictures(*qualities: str) -> list[list[dict[str, np.ndarray]]]:
-    """What is seen of trial 3 at its start and four steps later, by each quality."""
+    """Observations of trial 3 at its start and four steps later, by each quality."""
     seen = []
     for quality in qualities:
         with opened(ENV_ID, wrist_camera=True, chunk=4, render_quality=quality) as envs:
